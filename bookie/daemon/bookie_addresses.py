@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from bookie.cluster.directory import BookieDirectory
@@ -103,10 +104,8 @@ async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> f
             found = resolve(host)
         except (OSError, UnicodeError):  # UnicodeError: no name that DNS could know
             found = frozenset()
-        try:
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(tell, found)
-        except RuntimeError:  # the event loop is closed
-            pass
 
     def tell(found: frozenset[str]) -> None:
         if not answer.done():

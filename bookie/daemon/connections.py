@@ -29,6 +29,7 @@ from typing import Final
 from bookie.config import NodeSettings
 from bookie.daemon.bookie_addresses import BookieAddresses, addresses_of
 from bookie.daemon.descriptors import connections_allowed
+from bookie.daemon.http_listener import HTTP_BOUNDS, ListenerBounds
 from bookie.telemetry import Metrics, event_log
 
 LOOK_SECONDS: Final = 1.0
@@ -230,8 +231,11 @@ class Doorkeeper:
         self, settings: Callable[[], NodeSettings], descriptors: int, metrics: Metrics
     ) -> None:
         self.bookies = BookieAddresses()
-        self.http_max, self._allowed = connections_allowed(descriptors)
+        allowed = connections_allowed(descriptors)
+        http = min(HTTP_BOUNDS.in_all, allowed // 4)
+        self.http = ListenerBounds(http, min(HTTP_BOUNDS.per_address, http // 2))
         """The most connections of the HTTP server."""
+        self._allowed = allowed - http
         self._settings = settings
         self._metrics = metrics
         wanted = settings().connections_max
@@ -282,15 +286,15 @@ async def bound_connections(
         is_bookie: tells if an address belongs to a registered bookie.
         metrics: where connections and ended connections are counted.
     """
-    if not _OPEN.is_dir():
-        _log.warning("connections_not_counted", reason=f"this system has no {_OPEN}")
-        return
     loop = asyncio.get_running_loop()
     untold: Counter[tuple[str, str]] = Counter()
     next_line = loop.time()
     while True:
         try:
             connections = await sockets.look()
+        except FileNotFoundError:
+            _log.warning("connections_not_counted", reason=f"this system has no {_OPEN}")
+            return
         except OSError:  # no descriptor is left for the listing; the next look may have one
             await asyncio.sleep(SOON_SECONDS)
             continue

@@ -165,7 +165,7 @@ async def _run(
             host=settings.http.host,
             port=settings.http.port,
             access=http,
-            connections_max=doorkeeper.http_max,
+            bounds=doorkeeper.http,
         ) as http_port,
         _hold_port(settings, files, doorkeeper) as held,
         beside(doorkeeper.works(held.port, held.plaintext_port)),

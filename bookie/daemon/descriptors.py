@@ -32,9 +32,6 @@ measured at 35."""
 CONNECTIONS_MIN = 128
 """Descriptors for connections. A client takes two, and each scrape or probe two for a moment."""
 
-HTTP_CONNECTIONS_MAX = 256
-"""The most connections of the HTTP server. Probes and commands need few."""
-
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
 """The lowest limit with which a bookie can do its work."""
 
@@ -88,16 +85,11 @@ def require_descriptors() -> int:
     return limit
 
 
-def connections_allowed(limit: int) -> tuple[int, int]:
-    """Return how many connections the limit of descriptors allows: for HTTP, and for clients.
-
-    With so many connections, `RESERVED` descriptors are still free.
-    """
+def connections_allowed(limit: int) -> int:
+    """Return how many connections a limit of descriptors allows. Then `RESERVED` are still free."""
     if limit == UNLIMITED:
-        return HTTP_CONNECTIONS_MAX, sys.maxsize
-    room = limit - PROCESS - OPEN_FILES_MAX - RESERVED
-    http = min(HTTP_CONNECTIONS_MAX, room // 4)
-    return http, room - http
+        return sys.maxsize
+    return limit - PROCESS - OPEN_FILES_MAX - RESERVED
 
 
 def in_use() -> int:

@@ -45,8 +45,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 
-from bookie.daemon.descriptors import HTTP_CONNECTIONS_MAX
-from bookie.daemon.http_listener import Listener, ListenerBounds
+from bookie.daemon.http_listener import HTTP_BOUNDS, Listener, ListenerBounds
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, NotPermittedError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
@@ -60,9 +59,6 @@ from bookie.wire.commands import Info
 
 REQUEST_BYTES_MAX = 4096
 """The most bytes of a request; requests need small bodies only."""
-
-CONNECTIONS_PER_ADDRESS_MAX = 64
-"""The most connections from one address; with one more, the oldest from there is closed."""
 
 IDLE_SECONDS_MAX = 75.0
 """A connection is closed after so long without a whole header, from its start or its last request.
@@ -431,12 +427,12 @@ async def serve_http(
     host: str,
     port: int,
     access: HttpAccess | None = None,
-    connections_max: int = HTTP_CONNECTIONS_MAX,
+    bounds: ListenerBounds = HTTP_BOUNDS,
 ) -> AsyncIterator[int]:
     """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
 
     With the files of `access` the server speaks TLS. It takes them as they are at each handshake.
-    With one connection more than `connections_max`, the oldest is closed.
+    With one connection more than the `bounds` allow, the oldest is closed.
 
     Raises:
         CannotStartError: the address cannot be listened on now.
@@ -475,7 +471,7 @@ async def serve_http(
     files = access.files
     listener = Listener(
         server,
-        ListenerBounds(connections_max, CONNECTIONS_PER_ADDRESS_MAX),
+        bounds,
         None if files is None else lambda: files.context,
         handshake_seconds=HANDSHAKE_SECONDS_MAX,
         shutdown_seconds=SHUTDOWN_SECONDS,

@@ -57,6 +57,10 @@ class ListenerBounds:
     per_address: int
 
 
+HTTP_BOUNDS: Final = ListenerBounds(in_all=256, per_address=64)
+"""Probes and commands need few connections."""
+
+
 class Listener:
     """Listening sockets, whose connections go to `server`.
 

@@ -74,6 +74,10 @@ def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> C
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Without these two, gRPC (1.85) waits a minute for an answer to a ping or to its own
+        # settings, even with a shorter timeout of keepalive.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
+        ("grpc.http2.settings_timeout", _milliseconds(settings.keepalive_timeout_seconds)),
         (
             "grpc.http2.min_ping_interval_without_data_ms",
             _milliseconds(settings.ping_interval_seconds_min),

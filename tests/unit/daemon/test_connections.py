@@ -27,7 +27,7 @@ from bookie.daemon.connections import (
     bounds_of,
     surplus,
 )
-from bookie.daemon.descriptors import DESCRIPTORS_MIN, UNLIMITED, connections_allowed
+from bookie.daemon.descriptors import CONNECTIONS_MIN, DESCRIPTORS_MIN, UNLIMITED
 from bookie.env import beside
 from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
@@ -35,6 +35,7 @@ from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode
+from tests.unit.wire.fake_node import until as eventually
 
 RPC = RpcSettings(drain_seconds=0.2, handshake_timeout_seconds=600)
 """No silent connection of these tests ends by itself."""
@@ -125,11 +126,13 @@ def test_few_descriptors_allow_few_connections() -> None:
 
 @pytest.mark.parametrize("limit", [DESCRIPTORS_MIN, 1024, 4096, 100_000])
 def test_connections_leave_descriptors_for_files(limit: int) -> None:
-    """Whatever the limit: DESCRIPTORS_MIN holds without connections what it held with them."""
-    http, clients = connections_allowed(limit)
-    assert 0 < http <= 256
-    assert clients > 0
-    assert http + clients <= limit - (DESCRIPTORS_MIN - 128)
+    """Whatever the limit: without connections, a bookie needs DESCRIPTORS_MIN without theirs."""
+    settings = NodeSettings(connections_max=1_000_000)
+    keeper = Doorkeeper(lambda: settings, limit, Metrics())
+    clients = keeper.each_max("127.0.0.1", ports=1)
+    assert 0 < keeper.http.per_address <= keeper.http.in_all // 2 <= 128
+    assert 2 * clients > keeper.http.in_all
+    assert keeper.http.in_all + clients == limit - (DESCRIPTORS_MIN - CONNECTIONS_MIN)
 
 
 def test_without_a_limit_the_setting_decides(caplog: pytest.LogCaptureFixture) -> None:
@@ -181,11 +184,25 @@ class Door:
         return found
 
 
+@pytest.fixture(name="security")
+def _security(tmp_path: Path) -> ServerSecurity:
+    authority.create_authority(tmp_path / "ca")
+    authority.issue(tmp_path / "ca", "bookie", ["127.0.0.1"])
+    settings = authority.settings_for(tmp_path / "ca", "bookie")
+    return ServerSecurity(PemFiles(SecuritySettings.model_validate(settings)))
+
+
+def silent(port: int) -> socket.socket:
+    """A connection that says nothing."""
+    peer = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
+    peer.setblocking(False)
+    return peer
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a state that a look or gRPC brings about."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.02)
+        await eventually(condition)
 
 
 def is_open(peer: socket.socket) -> bool:
@@ -283,22 +300,13 @@ async def test_addresses_of_ipv6_and_ipv4_on_one_socket() -> None:
         assert all(one.is_local for one in await OwnSockets([place.held.port]).look())
 
 
-async def test_both_ports_are_counted_together(certificates: Path) -> None:
+async def test_both_ports_are_counted_together(security: ServerSecurity) -> None:
     """TLS, of which no handshake has ended, and the port without it."""
-    settings = SecuritySettings.model_validate(authority.settings_for(certificates, "bookie"))
-    security = ServerSecurity(PemFiles(settings))
     async with door(ConnectionBounds(100, 4, 0), security=security) as place:
-        peers = [place.knock("127.0.0.2", port=port) for port in (place.held.plaintext_port,) * 3]
-        silent = [
-            socket.create_connection(
-                ("127.0.0.1", place.held.port), source_address=("127.0.0.2", 0)
-            )
-            for _ in range(5)
-        ]
+        peers = [place.knock(port=place.held.plaintext_port) for _ in range(3)]
         with ExitStack() as stack:
-            for peer in silent:
-                stack.enter_context(peer).setblocking(False)
-            await until(lambda: sum(map(is_open, [*peers, *silent])) == 4)
+            peers += [stack.enter_context(silent(place.held.port)) for _ in range(5)]
+            await until(lambda: sum(map(is_open, peers)) == 4)
 
 
 async def test_connections_that_come_and_go() -> None:
@@ -320,31 +328,23 @@ async def test_connections_that_come_and_go() -> None:
             await still_serves(place.held.port)
 
 
-async def test_grpcs_own_bound_holds_for_each_port(certificates: Path) -> None:
+async def test_grpcs_own_bound_holds_for_each_port(security: ServerSecurity) -> None:
     """Without a look: the connection beyond it ends at once, in a handshake or after it."""
-    settings = SecuritySettings.model_validate(authority.settings_for(certificates, "bookie"))
-    async with hold_port(
-        "127.0.0.1",
-        0,
-        RPC,
-        security=ServerSecurity(PemFiles(settings)),
-        plaintext_port=0,
-        connections_max=3,
-    ) as held:
-        for port in (held.port, held.plaintext_port):
-            with ExitStack() as stack:
-                peers = []
-                for _ in range(6):
-                    peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                    peer.setblocking(False)
-                    peers.append(peer)
-                await until(lambda peers=peers: sum(map(is_open, peers)) == 3)
-                assert all(map(is_open, peers[:3]))
-        # The places are free again.
-        with socket.create_connection(("127.0.0.1", held.plaintext_port)) as peer:
-            peer.setblocking(False)
-            await asyncio.sleep(0.2)
-            assert is_open(peer)
+    with ExitStack() as stack:
+        async with (
+            hold_port(
+                "127.0.0.1", 0, RPC, security=security, plaintext_port=0, connections_max=3
+            ) as held,
+            held.serve(FakeNode(), Metrics()),
+        ):
+            ports = held.port, held.plaintext_port
+            peers = {port: [stack.enter_context(silent(port)) for _ in range(6)] for port in ports}
+            for port in ports:
+                await until(
+                    lambda port=port: [*map(is_open, peers[port])] == [True] * 3 + [False] * 3
+                )
+            stack.close()
+            await still_serves(held.plaintext_port)
 
 
 # ---- descriptors that change hands
@@ -380,6 +380,17 @@ async def test_the_number_of_another_socket_is_left_alone(
     assert not is_open(ours)
 
 
+def other_process_locks(path: Path) -> str:
+    """What another process says when it wants the lock."""
+    script = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'wb'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    return done.stderr
+
+
 async def test_locks_of_a_file_with_that_number_stay(
     pair: tuple[socket.socket, socket.socket, int], tmp_path: Path
 ) -> None:
@@ -392,13 +403,8 @@ async def test_locks_of_a_file_with_that_number_stay(
         fcntl.lockf(file, fcntl.LOCK_EX)
         os.dup2(file.fileno(), found.descriptor)
         assert not sockets.end(found)
-        script = (
-            "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'wb'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-        )
-        held = subprocess.run(
-            [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
-        )
-        assert "BlockingIOError" in held.stderr
+        held = await asyncio.to_thread(other_process_locks, path)
+        assert "BlockingIOError" in held
 
 
 async def test_a_connection_ends_once(pair: tuple[socket.socket, socket.socket, int]) -> None:

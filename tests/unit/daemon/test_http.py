@@ -10,6 +10,7 @@ import pytest
 
 from bookie.daemon import http
 from bookie.daemon.http import Administration, serve_http
+from bookie.daemon.http_listener import ListenerBounds
 from bookie.daemon.readiness import Part, Readiness
 from bookie.errors import CannotStartError
 from bookie.telemetry import Metrics
@@ -132,11 +133,12 @@ async def test_a_client_that_falls_silent_is_not_kept(sent: bytes, answer: bytes
     assert received.split(b"\r\n")[0] == answer
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_bounded() -> None:
     """The oldest ones make room, so that probes are still answered."""
-    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
     async with (
-        serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port,
+        serve_http(
+            Metrics(), Readiness(), host="127.0.0.1", port=0, bounds=ListenerBounds(3, 3)
+        ) as port,
         asyncio.timeout(SILENT_SECONDS_MAX),
     ):
         with ExitStack() as connections:
@@ -172,3 +174,36 @@ async def test_a_malformed_request_is_not_quoted(
     assert received.endswith(b"the request is not well-formed HTTP")
     assert b"secret" not in received
     assert "secret" not in caplog.text
+
+
+async def test_connections_of_one_address_are_bounded() -> None:
+    """It loses its own oldest ones; others keep theirs, whoever came first."""
+    metrics = Metrics()
+    async with (
+        serve_http(
+            metrics, Readiness(), host="127.0.0.1", port=0, bounds=ListenerBounds(6, 3)
+        ) as port,
+        asyncio.timeout(SILENT_SECONDS_MAX),
+    ):
+        with ExitStack() as connections:
+
+            async def opened(source: str) -> asyncio.StreamReader:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", port, local_addr=(source, 0)
+                )
+                connections.enter_context(closing(writer))
+                return reader
+
+            other = await opened("127.0.0.2")
+            flood = [await opened("127.0.0.3") for _ in range(12)]
+            for reader in flood[:9]:
+                assert await reader.read() == b""
+            assert (await get(port, "/healthz"))[0] == 200
+            assert not any(reader.at_eof() for reader in [other, *flood[9:]])
+    ended = {
+        reason: metrics.registry.get_sample_value(
+            "bookie_connections_ended_total", {"reason": reason}
+        )
+        for reason in ("http_address", "http_total")
+    }
+    assert ended == {"http_address": 9, "http_total": 0}

@@ -14,6 +14,7 @@ import pytest
 from bookie.config import SecuritySettings
 from bookie.daemon import http
 from bookie.daemon.http import Administration, HttpAccess, serve_http
+from bookie.daemon.http_listener import ListenerBounds
 from bookie.daemon.readiness import Readiness
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.contexts import client_context
@@ -21,10 +22,14 @@ from bookie.telemetry import Metrics
 from tests.unit.security.test_grpc_tls import QUICK_SECONDS, settings
 
 
-def serve(files: PemFiles) -> Any:
-    administration = Administration("b1")
+def serve(files: PemFiles, **others: Any) -> Any:
+    access = HttpAccess(files)
     return serve_http(
-        Metrics(), Readiness(), administration, host="127.0.0.1", port=0, access=HttpAccess(files)
+        *(Metrics(), Readiness(), Administration("b1")),
+        host="127.0.0.1",
+        port=0,
+        access=access,
+        **others,
     )
 
 
@@ -108,14 +113,12 @@ async def test_renewed_files_are_for_new_connections(
             assert response.status == 200
 
 
-async def test_silent_connections_are_bounded(
-    certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bounds", [ListenerBounds(3, 10), ListenerBounds(10, 3)])
+async def test_silent_connections_are_bounded(certificates: Path, bounds: ListenerBounds) -> None:
     """They send not even the first bytes of a handshake; the oldest ones make room."""
-    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
     known = client_context(settings(certificates, "client"))
     async with (
-        serve(PemFiles(settings(certificates, "bookie"))) as port,
+        serve(PemFiles(settings(certificates, "bookie")), bounds=bounds) as port,
         asyncio.timeout(QUICK_SECONDS),
     ):
         with contextlib.ExitStack() as connections:
