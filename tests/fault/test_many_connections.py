@@ -38,6 +38,7 @@ async def test_a_flood_of_connections_hurts_its_own_address(home: Home) -> None:
         "connections_per_address_max": 8,
         "connections_reserved": 10,
     }
+    home.sections["rpc"] = {"drain_seconds": 0.5}
     port, http = int(str(home.sections["listen"]["port"])), home.sections["http"]["port"]
     async with serving(home.write()) as daemon, asyncio.timeout(PATIENCE_SECONDS):
         await daemon.until("registered")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import GarbageSettings, NodeSettings, RepairSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
+from bookie.daemon import connections
+from bookie.daemon.connections import ConnectionBounds, OwnSockets, bound_connections
 from bookie.daemon.loop import observe_loop_lag
 from bookie.daemon.readiness import Readiness
 from bookie.daemon.registration_updater import show_registration
@@ -405,6 +408,45 @@ async def test_a_checkpoint_that_is_late(tmp_path: Path, prometheus: Scrapes) ->
             prometheus.fire("BookieAddsWait")
         finally:
             gate.release()
+
+
+@proves("BookieEndsConnections")
+async def test_a_client_that_opens_connections_again_and_again(
+    prometheus: Scrapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One burst is nobody's trouble; a client that cannot keep its connections is."""
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "SOON_SECONDS", 0.01)
+    metrics, bounds = Metrics(), ConnectionBounds(100, 2, 0)
+
+    def ended() -> float | None:
+        return metrics.registry.get_sample_value(
+            "bookie_connections_ended_total", {"reason": "address"}
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as accepted:
+        address = listening.getsockname()
+        sockets = OwnSockets([address[1]])
+        work = bound_connections(sockets, lambda: bounds, lambda _: False, metrics)
+
+        async def burst() -> None:
+            before = ended()
+            assert before is not None
+            for _ in range(5):
+                accepted.enter_context(socket.create_connection(address))
+                accepted.enter_context(listening.accept()[0])
+            await until(lambda: ended() == before + 3)
+            accepted.close()
+
+        async with beside([work]):
+            prometheus.hold(10, b1=exposed(metrics))
+            await burst()
+            prometheus.hold(15, b1=exposed(metrics))
+            prometheus.fire()
+            for _ in range(12):
+                await burst()
+                prometheus.hold(1, b1=exposed(metrics))
+    prometheus.fire("BookieEndsConnections")
 
 
 @proves("BookieLoopLags")

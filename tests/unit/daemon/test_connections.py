@@ -44,6 +44,7 @@ PATIENCE_SECONDS = 60.0
 """A connection that shall end has ended by then; a look comes each second."""
 
 BOOKIE = "10.0.0.9"
+FIRST_THREE = [True] * 3 + [False] * 3
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
@@ -339,10 +340,7 @@ async def test_grpcs_own_bound_holds_for_each_port(security: ServerSecurity) -> 
         ):
             ports = held.port, held.plaintext_port
             peers = {port: [stack.enter_context(silent(port)) for _ in range(6)] for port in ports}
-            for port in ports:
-                await until(
-                    lambda port=port: [*map(is_open, peers[port])] == [True] * 3 + [False] * 3
-                )
+            await until(lambda: all([*map(is_open, peers[x])] == FIRST_THREE for x in ports))
             stack.close()
             await still_serves(held.plaintext_port)
 
