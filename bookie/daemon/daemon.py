@@ -33,7 +33,7 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.daemon.connections import Doorkeeper
-from bookie.daemon.descriptors import require_descriptors, watch_descriptors
+from bookie.daemon.descriptors import limits, require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.loop import observe_loop_lag
@@ -103,7 +103,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     require_bookie_id(first)
     require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
-    limit = require_descriptors()
+    require_descriptors()
     for name, right in sources.unknown_variables.items():
         _log.warning("variable_ignored", variable=name, likely_name=right)
     live = LiveSettings(sources, await fetch_cluster_settings(first))
@@ -125,8 +125,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         import_module("bookie.repair.own_damage")
     try:
         with noting(*NOTED_SIGNALS, note=_note_signal):
-            manager = ServiceManager(supervision)
-            await _run(live, manager, supervision, Failpoints(failpoints), limit)
+            await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
     except BaseExceptionGroup as group:
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
@@ -143,11 +142,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
 
 
 async def _run(
-    live: LiveSettings,
-    manager: ServiceManager,
-    supervision: Supervision,
-    failpoints: Failpoints,
-    descriptors: int,
+    live: LiveSettings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
 ) -> None:
     settings = live.settings
     metrics, readiness = Metrics(), Readiness()
@@ -155,18 +150,10 @@ async def _run(
     metrics.server_status.set(-1)
     files, access = prepare_security(settings, metrics), OwnAccess(settings)
     http = HttpAccess(files, access.gatekeeper, frozenset(settings.http.open_paths.split()))
-    doorkeeper = Doorkeeper(lambda: live.settings.limits, descriptors, metrics)
+    doorkeeper = Doorkeeper(lambda: live.settings.limits, limits()[0], metrics)
     async with (
         until_signal() as stop_requested,
-        serve_http(
-            metrics,
-            readiness,
-            administration,
-            host=settings.http.host,
-            port=settings.http.port,
-            access=http,
-            bounds=doorkeeper.http,
-        ) as http_port,
+        _serve_http(settings, metrics, readiness, administration, http, doorkeeper) as http_port,
         _hold_port(settings, files, doorkeeper) as held,
         beside(doorkeeper.works(held.port, held.plaintext_port)),
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
@@ -337,6 +324,26 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
         if failure is not None:
             _die(failure)
         raise
+
+
+def _serve_http(
+    settings: Settings,
+    metrics: Metrics,
+    readiness: Readiness,
+    administration: Administration,
+    access: HttpAccess,
+    doorkeeper: Doorkeeper,
+) -> AbstractAsyncContextManager[int]:
+    """Serve HTTP where the settings say, with as many connections as there may be."""
+    return serve_http(
+        metrics,
+        readiness,
+        administration,
+        host=settings.http.host,
+        port=settings.http.port,
+        access=access,
+        bounds=doorkeeper.http,
+    )
 
 
 def _hold_port(

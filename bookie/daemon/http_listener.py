@@ -175,13 +175,14 @@ class Listener:
             if address in (None, _host_of(one.transport.get_extra_info("peername")))
         ]
         tasks = [one for one, from_ in self._beginning.items() if address in (None, from_)]
-        surplus = max(0, len(tasks) + len(transports) + 1 - connections_max)
-        for task in tasks[:surplus]:
+        surplus = len(tasks) + len(transports) + 1 - connections_max
+        for task in tasks[: max(0, surplus)]:
             del self._beginning[task]
             task.cancel()
-        for transport in transports[: max(0, surplus - len(tasks))]:
+            surplus -= 1
+            self._on_surplus(reason)
+        for transport in transports[: max(0, surplus)]:
             transport.abort()
-        for _ in range(min(surplus, len(tasks) + len(transports))):
             self._on_surplus(reason)
 
     def _protocol(self) -> web.RequestHandler:

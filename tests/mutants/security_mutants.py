@@ -257,7 +257,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "connections in a handshake are not counted",
         "bookie/daemon/http_listener.py",
-        "        surplus = len(self._beginning) + len(transports)",
+        "        surplus = len(tasks) + len(transports)",
         "        surplus = len(transports)",
         (f"{_HTTP}::test_silent_connections_are_bounded",),
         "Anybody could hold the descriptors that the bookie needs for its files.",
