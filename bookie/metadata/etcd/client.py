@@ -223,7 +223,13 @@ class EtcdClient:
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
         """
+        loop = asyncio.get_running_loop()
+        since = loop.time() if self._under_way.locked() else None
         async with self._under_way:
+            if since is not None and loop.time() - since >= self.operation_seconds:
+                raise MetadataUnavailableError(
+                    f"too many requests wait for etcd: this one waited {self.operation_seconds:g} s"
+                )
             return await self._with_token(self._send, method, request, seconds)
 
     async def read(

@@ -192,8 +192,9 @@ class NodeReader:
             return []
         while True:
             await self._link.usable(deadline)
-            answers = [self._link.send(request).answer for request in requests]
-            await asyncio.wait(answers)
+            async with self._link.place(deadline):
+                answers = [self._link.send(request).answer for request in requests]
+                await asyncio.wait(answers)
             errors = [answer.exception() for answer in answers]
             if any(isinstance(error, NoAnswerError) for error in errors):
                 raise MetadataUnavailableError("the metadata store does not answer")

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 from bookie.env import boot_time_seconds
@@ -68,6 +68,13 @@ from bookie.metadata.zookeeper.tree import PARENT
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0
 """The share of the session timeout, and the fewest seconds, to wait for a connection or answer."""
+
+READS_MAX = 256
+"""The most reads under way at once; further reads wait.
+
+A server holds back all its clients while more than a thousand requests wait in it. Source:
+ZooKeeper's ``globalOutstandingLimit``. Reads before a write are asked together, and count as one.
+"""
 
 CONNECT_SECONDS_MAX = 15.0
 """The longest wait for the first connection."""
@@ -125,6 +132,7 @@ class ZooKeeperLink:
         self._monitor: SessionMonitor | None = None
         self._password = b""
         self._up = asyncio.Event()
+        self._reads = asyncio.Semaphore(READS_MAX)
         self._tasks = asyncio.TaskGroup()
         self._preparing: asyncio.Task[None] | None = None
         self._giving_up: asyncio.Task[None] | None = None
@@ -221,7 +229,8 @@ class ZooKeeperLink:
             if not self._up.is_set():
                 await self.usable(deadline)
             try:
-                return await self.send(request).answer
+                async with self.place(deadline):
+                    return await self.send(request).answer
             except (LostError, NotSentError):
                 # The link is down, or will be in the next turn of the loop.
                 await asyncio.sleep(0)
@@ -229,6 +238,21 @@ class ZooKeeperLink:
                     raise self._unreachable() from None
             except NoAnswerError:
                 raise self._unreachable() from None
+
+    @asynccontextmanager
+    async def place(self, deadline: float) -> AsyncIterator[None]:
+        """Be one of the reads under way; the block sends reads and awaits their answers alone.
+
+        Raises:
+            MetadataUnavailableError: no place was free until `deadline`; the block does not run.
+        """
+        waits = self._reads.locked()
+        async with self._reads:
+            # Many wait together. Their turns come when a silent server has cost the first ones
+            # their patience.
+            if waits and asyncio.get_running_loop().time() >= deadline:
+                raise self._unreachable()
+            yield
 
     def tell_written(self, begun_at: float) -> None:
         """Report the answer to a write sent at `begun_at`, which proves the session."""
