@@ -173,6 +173,19 @@ async def test_writes_at_once_do_not_harm_each_other(store: MetadataStore) -> No
     assert await store.get_children("/") == ["new", "ok", "ok-too"]
 
 
+async def test_more_at_once_than_are_sent_at_once(store: MetadataStore) -> None:
+    """Reads beyond the bound of a kind of store wait for their turn; writes among them as well."""
+    await store.put("/here", b"x")
+    async with asyncio.TaskGroup() as tasks:
+        reads = [tasks.create_task(store.get("/here" if i % 2 else "/none")) for i in range(700)]
+        writes = [tasks.create_task(store.put(f"/new/{i}", b"")) for i in range(WRITES)]
+        lists = [tasks.create_task(store.get_children("/")) for _ in range(50)]
+    assert [one.result() is None for one in reads] == [True, False] * 350
+    assert len({one.result().revision for one in writes}) > 1
+    assert all("here" in one.result() for one in lists)
+    assert len(await store.get_children("/new")) == WRITES
+
+
 async def test_writes_at_once_travel_together(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -319,6 +321,10 @@ class _CountingLink:
 
     async def usable(self, deadline: float) -> int:
         return 0
+
+    @asynccontextmanager
+    async def place(self, deadline: float) -> AsyncIterator[None]:
+        yield
 
     def send(self, request: Exists, *_: object) -> Pending:
         answer = asyncio.get_running_loop().create_future()
