@@ -9,7 +9,7 @@ The newest connections end first, so a client that works keeps its connections. 
 the bounds by what it opens between two looks; gRPC's own bound holds at every moment. Slow and
 silent peers are not the subject: gRPC ends them by the timeouts of ``[rpc]``.
 
-A look costs about 2 µs for each open descriptor.
+A look costs about 3 µs for each open descriptor, in slices.
 """
 
 from __future__ import annotations

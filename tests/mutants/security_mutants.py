@@ -18,6 +18,7 @@ _MATRIX = "tests/fault/test_rights_matrix.py"
 _TOKEN_FILE = "tests/unit/security/test_token_file.py"
 _ROLES = "tests/unit/security/test_permissions.py"
 _STREAMS = "tests/unit/security/test_roles_on_streams.py"
+_CONNECTIONS = "tests/unit/daemon/test_connections.py"
 
 SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -384,5 +385,37 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/unit/daemon/test_http.py::test_a_malformed_request_is_not_quoted",),
         "A proxy that logs answers would have the tokens of its clients.",
+    ),
+    Mutant(
+        "one address takes all connections",
+        "bookie/daemon/connections.py",
+        "        if rank > bounds.per_address:\n",
+        "        if rank > bounds.in_all + bounds.per_address:\n",
+        (f"{_CONNECTIONS}::test_an_address_loses_its_newest",),
+        "A host with a leak of connections would keep everybody else out.",
+    ),
+    Mutant(
+        "everybody uses the reserve",
+        "bookie/daemon/connections.py",
+        "            is_other = not (one.is_local or is_bookie(one.address))\n",
+        "            is_other = False\n",
+        (f"{_CONNECTIONS}::test_the_reserve_is_for_bookies_and_this_machine",),
+        "In a flood no bookie could repair, and no operator look.",
+    ),
+    Mutant(
+        "a socket of somebody else is shut down",
+        "bookie/daemon/connections.py",
+        "            if inode != connection.inode:\n                return False\n",
+        "",
+        (f"{_CONNECTIONS}::test_the_number_of_another_socket_is_left_alone",),
+        "The session with the metadata store would end when a client hangs up in time.",
+    ),
+    Mutant(
+        "a peer that is gone is waited for",
+        "bookie/wire/grpc/transport.py",
+        '        ("grpc.http2.ping_timeout_ms",',
+        '        ("grpc.http2.no_such_option",',
+        ("tests/unit/wire/grpc/test_slow_peers.py::test_a_peer_that_answers_no_ping_ends",),
+        "Connections of dead machines would stay for a minute more.",
     ),
 )
