@@ -413,8 +413,8 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a peer that is gone is waited for",
         "bookie/wire/grpc/transport.py",
-        '        ("grpc.http2.ping_timeout_ms",',
-        '        ("grpc.http2.no_such_option",',
+        'So does a client.\n        ("grpc.http2.ping_timeout_ms",',
+        'So does a client.\n        ("grpc.http2.no_such_option",',
         ("tests/unit/wire/grpc/test_slow_peers.py::test_a_peer_that_answers_no_ping_ends",),
         "Connections of dead machines would stay for a minute more.",
     ),

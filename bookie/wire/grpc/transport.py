@@ -75,7 +75,7 @@ def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> C
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
         # Without these two, gRPC (1.85) waits a minute for an answer to a ping or to its own
-        # settings, even with a shorter timeout of keepalive.
+        # settings, even with a shorter timeout of keepalive. So does a client.
         ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.http2.settings_timeout", _milliseconds(settings.keepalive_timeout_seconds)),
         (
@@ -107,6 +107,7 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", first),

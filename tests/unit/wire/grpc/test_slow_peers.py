@@ -18,6 +18,7 @@ import pytest
 from bookie.config import RpcSettings, SecuritySettings
 from bookie.daemon.connections import OwnSockets
 from bookie.env import gather
+from bookie.errors import BookieUnreachableError
 from bookie.ids import Status
 from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
@@ -192,3 +193,26 @@ async def test_a_peer_without_calls_ends() -> None:
         assert not working.done()
         working.cancel()
         node.reading.set()
+
+
+async def test_a_bookie_that_answers_no_ping_is_left() -> None:
+    """The other way around: a call without an answer ends long before its own timeout."""
+    gone = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        peer.frame(SETTINGS, 0, 0, b"")
+        peer.frame(SETTINGS, ACK, 0, b"")
+        await peer.until_closed()
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    async with server, asyncio.TaskGroup() as tasks:
+        port = server.sockets[0].getsockname()[1]
+        channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks, settings=QUICK_PINGS)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(BookieUnreachableError):
+                await channel.info(timeout=LONG)
+            await gone.wait()
+        await channel.close()
