@@ -119,6 +119,8 @@ AT_NIGHT: Mapping[str, int] = {
     # By day few connections; that nothing is replaced without need, by `test_grpc_tls.py`.
     "tests/unit/security/test_many_handshakes.py": 4,
     "tests/unit/sync/test_sync_forks.py": 3,
+    # Each waits for timeouts of a second or two; by day half an introduction, by `test_abuse.py`.
+    "tests/unit/wire/grpc/test_slow_peers.py": 3,
     "tests/unit/testing/test_testing_simulate.py": 3,
     # Ensembles of servers that are cut off from each other; by day one server, killed and stopped.
     "tests/histories/test_ensembles_under_faults.py": ALL,

@@ -132,7 +132,8 @@ class OwnSockets:
     def __init__(self, ports: Collection[int]) -> None:
         self._ports = frozenset(ports)
         self._known: dict[tuple[int, int], AcceptedConnection | None] = {}
-        """Every socket of the process by descriptor and inode; None if it is no connection."""
+        """Every socket of the process by descriptor and inode; None if it is no connection to a
+        port, or was ended."""
         self._looks = 0
         self._strange: list[int] = []
 
@@ -160,9 +161,9 @@ class OwnSockets:
     def end(self, connection: AcceptedConnection) -> bool:
         """Shut the connection down; return False if it has ended already.
 
-        gRPC sees that its peer is gone, and closes the descriptor itself. The shutdown goes through
-        a descriptor of our own: gRPC may close the first one at any moment, and a socket of
-        somebody else may get its number.
+        Later looks leave it out. gRPC sees that its peer is gone, and closes the descriptor itself.
+        The shutdown goes through a descriptor of our own: gRPC may close the first one at any
+        moment, and a socket of somebody else may get its number.
         """
         try:
             own = os.dup(connection.descriptor)
@@ -174,13 +175,14 @@ class OwnSockets:
             # on it, such as those of the index. So it stays open.
             self._strange.append(own)
             return False
-        with socket.socket(fileno=own) as ours:
-            if inode != connection.inode:
-                return False
-            try:
+        try:
+            with socket.socket(fileno=own) as ours:
+                if inode != connection.inode:
+                    return False
                 ours.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return False
+        except OSError:
+            return False
+        self._known[connection.descriptor, inode] = None
         return True
 
     def _examine(self, descriptor: int, inode: int) -> AcceptedConnection | None:
