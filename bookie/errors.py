@@ -263,9 +263,14 @@ class ReadOnlyError(UnavailableError):
 
 
 class TooManyRequestsError(UnavailableError):
-    """The bookie's budget for requests in flight is used up."""
+    """The bookie's budget for requests in flight is used up, or the caller's rate is."""
 
     status = Status.TOO_MANY_REQUESTS
+
+    def __init__(self, *args: object, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(*args)
+        self.retry_after_seconds = retry_after_seconds
+        """The time after which the bookie wants to be asked again; 0 if it named none."""
 
 
 class ShuttingDownError(UnavailableError):
@@ -435,6 +440,11 @@ _BY_STATUS: dict[Status, type[BookieError]] = {
 }
 
 
-def error_for_status(status: Status, message: str) -> BookieError:
-    """Return the error that a client raises for a bookie's answer other than OK."""
+def error_for_status(status: Status, message: str, retry_after_seconds: float = 0) -> BookieError:
+    """Return the error that a client raises for a bookie's answer other than OK.
+
+    `retry_after_seconds` is what an answer of TOO_MANY_REQUESTS said about it.
+    """
+    if status is Status.TOO_MANY_REQUESTS:
+        return TooManyRequestsError(message, retry_after_seconds=retry_after_seconds)
     return _BY_STATUS[status](message)

@@ -71,16 +71,18 @@ class AddRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., payload_crc32c: _Optional[int] = ..., recovery: _Optional[bool] = ..., deferred_sync: _Optional[bool] = ..., lac_packet: _Optional[bytes] = ..., together: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("request_id", "status", "message", "together")
+    __slots__ = ("request_id", "status", "message", "retry_after_ms", "together")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: Status
     message: str
+    retry_after_ms: int
     together: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., together: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., together: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "max_entries", "max_bytes", "fence", "master_key", "stripe_modulus", "stripe_first_residue", "stripe_count", "request_id", "timeout_milliseconds")
@@ -111,7 +113,7 @@ class ReadRequest(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., max_entries: _Optional[int] = ..., max_bytes: _Optional[int] = ..., fence: _Optional[bool] = ..., master_key: _Optional[bytes] = ..., stripe_modulus: _Optional[int] = ..., stripe_first_residue: _Optional[int] = ..., stripe_count: _Optional[int] = ..., request_id: _Optional[int] = ..., timeout_milliseconds: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("status", "message", "first_entry_id", "entry_id_steps", "entry_sizes", "next_entry_id", "stopped_by", "max_lac", "request_id", "payload")
+    __slots__ = ("status", "message", "first_entry_id", "entry_id_steps", "entry_sizes", "next_entry_id", "stopped_by", "max_lac", "request_id", "retry_after_ms", "payload")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +123,7 @@ class ReadResponse(_message.Message):
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
@@ -131,8 +134,9 @@ class ReadResponse(_message.Message):
     stopped_by: Status
     max_lac: int
     request_id: int
+    retry_after_ms: int
     payload: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., next_entry_id: _Optional[int] = ..., stopped_by: _Optional[_Union[Status, str]] = ..., max_lac: _Optional[int] = ..., request_id: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., first_entry_id: _Optional[int] = ..., entry_id_steps: _Optional[_Iterable[int]] = ..., entry_sizes: _Optional[_Iterable[int]] = ..., next_entry_id: _Optional[int] = ..., stopped_by: _Optional[_Union[Status, str]] = ..., max_lac: _Optional[int] = ..., request_id: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ReadLacRequest(_message.Message):
     __slots__ = ("ledger_id", "master_key")
@@ -151,20 +155,22 @@ class FenceRequest(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ...) -> None: ...
 
 class LacResponse(_message.Message):
-    __slots__ = ("status", "message", "last_entry", "lac_packet", "max_lac", "fenced")
+    __slots__ = ("status", "message", "last_entry", "lac_packet", "max_lac", "fenced", "retry_after_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     LAC_PACKET_FIELD_NUMBER: _ClassVar[int]
     MAX_LAC_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     last_entry: bytes
     lac_packet: bytes
     max_lac: int
     fenced: bool
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., last_entry: _Optional[bytes] = ..., lac_packet: _Optional[bytes] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., last_entry: _Optional[bytes] = ..., lac_packet: _Optional[bytes] = ..., max_lac: _Optional[int] = ..., fenced: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class WatchLacRequest(_message.Message):
     __slots__ = ("subscribe", "unsubscribe")
@@ -197,12 +203,14 @@ class ForceRequest(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ...) -> None: ...
 
 class ForceResponse(_message.Message):
-    __slots__ = ("status", "message")
+    __slots__ = ("status", "message", "retry_after_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class WriteLacRequest(_message.Message):
     __slots__ = ("ledger_id", "master_key", "lac_packet")
@@ -215,12 +223,14 @@ class WriteLacRequest(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., master_key: _Optional[bytes] = ..., lac_packet: _Optional[bytes] = ...) -> None: ...
 
 class WriteLacResponse(_message.Message):
-    __slots__ = ("status", "message")
+    __slots__ = ("status", "message", "retry_after_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("ledger_id", "first_entry_id", "last_entry_id", "master_key")
@@ -235,16 +245,18 @@ class ListEntriesRequest(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., last_entry_id: _Optional[int] = ..., master_key: _Optional[bytes] = ...) -> None: ...
 
 class ListEntriesResponse(_message.Message):
-    __slots__ = ("status", "message", "range_first", "range_last")
+    __slots__ = ("status", "message", "range_first", "range_last", "retry_after_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIRST_FIELD_NUMBER: _ClassVar[int]
     RANGE_LAST_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     range_first: _containers.RepeatedScalarFieldContainer[int]
     range_last: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., range_first: _Optional[_Iterable[int]] = ..., range_last: _Optional[_Iterable[int]] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., range_first: _Optional[_Iterable[int]] = ..., range_last: _Optional[_Iterable[int]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ListLedgersRequest(_message.Message):
     __slots__ = ("after_ledger_id",)
@@ -253,14 +265,16 @@ class ListLedgersRequest(_message.Message):
     def __init__(self, after_ledger_id: _Optional[int] = ...) -> None: ...
 
 class ListLedgersResponse(_message.Message):
-    __slots__ = ("status", "message", "ledgers")
+    __slots__ = ("status", "message", "ledgers", "retry_after_ms")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     ledgers: _containers.RepeatedCompositeFieldContainer[LedgerRow]
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerRow, _Mapping]]] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerRow, _Mapping]]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class LedgerRow(_message.Message):
     __slots__ = ("ledger_id", "fenced", "limbo", "first_entry_id", "last_entry_id", "entries", "bytes", "max_lac", "key_tag")

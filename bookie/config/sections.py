@@ -315,6 +315,34 @@ class NodeSettings(ConnectionLimits):
         description="Ledgers watched at a time, summed over all watchers.",
         json_schema_extra=DYNAMIC,
     )
+    identity_bytes_per_second: Size = Field(
+        default=0,
+        ge=0,
+        description="Bytes that one caller may add in a second, and as many that it may read. A"
+        " caller is a principal, or an address without one. 0 sets no limit.",
+        json_schema_extra=DYNAMIC,
+    )
+    identity_requests_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Adds and reads, each of one or more entries, that one caller may send in a"
+        " second. 0 sets no limit.",
+        json_schema_extra=DYNAMIC,
+    )
+    namespace_bytes_per_second: Size = Field(
+        default=0,
+        ge=0,
+        description="Bytes that all callers together may add to the logs of one namespace in a"
+        " second, and as many that they may read. 0 sets no limit.",
+        json_schema_extra=DYNAMIC,
+    )
+    namespace_requests_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Adds and reads of the logs of one namespace that all callers together may"
+        " send in a second. 0 sets no limit.",
+        json_schema_extra=DYNAMIC,
+    )
     read_only: bool = Field(default=False, description="Start read-only and stay so.")
     disk_usage_max: float = Field(
         default=0.95,

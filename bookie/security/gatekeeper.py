@@ -162,6 +162,11 @@ class Gatekeeper:
         """True if callers need roles."""
         return self._is_required
 
+    @property
+    def logs(self) -> LedgerLogs:
+        """Of which log each ledger is."""
+        return self._logs
+
     def take(self, grants: Grants) -> None:
         """Use other grants from now on, also in calls that have begun."""
         if self._is_required:

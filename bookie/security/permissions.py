@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from bookie.errors import MetadataUnavailableError, NotPermittedError
+from bookie.errors import BookieError, MetadataUnavailableError, NotPermittedError
 from bookie.security.grants import Grant, Grants, everywhere
+from bookie.security.rates import LogDirectory
 from bookie.security.rights import Right, least_role
 
 FindLog: TypeAlias = Callable[[int], Awaitable[str | None]]
@@ -27,6 +28,9 @@ KNOWN_LOGS_MAX: Final = 65536
 
 KNOWN_LEDGERS_MAX: Final = 4096
 """The most decisions that are remembered for a principal: 130 bytes and 2 µs or more each."""
+
+LOOK_UPS_LATER_MAX: Final = 256
+"""The most look-ups in the background, with those that wait for a place."""
 
 LOOK_UPS_MAX: Final = 16
 """The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""
@@ -48,7 +52,7 @@ class _LookUp:
     waiting: int = 0
 
 
-class LedgerLogs:
+class LedgerLogs(LogDirectory):
     """Of which log each ledger is, as the metadata store says; remembered.
 
     A ledger that the store does not have is never remembered: it may be made in the next moment.
@@ -60,6 +64,9 @@ class LedgerLogs:
         self._asked: dict[int, _LookUp] = {}
         """Look-ups under way. All who want the same wait for the same."""
         self._places = asyncio.Semaphore(LOOK_UPS_MAX)
+        self._later: dict[int, asyncio.Task[None]] = {}
+        """Look-ups in the background, for which nobody waits."""
+        self._places_later = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
 
     def known(self, ledger_id: int) -> str | None:
         """Return the log of a ledger, empty if it is of none; None if it is not known here."""
@@ -84,6 +91,24 @@ class LedgerLogs:
             if not asked.waiting:
                 asked.task.cancel()
                 del self._asked[ledger_id]
+
+    def learn_later(self, ledger_id: int) -> None:
+        """Look a ledger up in the background, unless many such look-ups are under way.
+
+        They take no more places than one principal does. A look-up that fails is forgotten.
+        """
+        if ledger_id not in self._later and len(self._later) < LOOK_UPS_LATER_MAX:
+            work = self._learn_in_background(ledger_id)
+            self._later[ledger_id] = asyncio.get_running_loop().create_task(work)
+
+    async def _learn_in_background(self, ledger_id: int) -> None:
+        try:
+            async with self._places_later, asyncio.timeout(LOOK_UP_SECONDS_MAX):
+                await self.learn(ledger_id)
+        except (BookieError, TimeoutError):
+            pass
+        finally:
+            del self._later[ledger_id]
 
     async def _look_up(self, ledger_id: int) -> str | None:
         async with self._places:

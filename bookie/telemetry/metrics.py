@@ -195,6 +195,11 @@ class Metrics:
             "reads_given_up_total",
             "Reads of streams that were not answered: their clients' time was over before.",
         )
+        self.rate_limited_total = declare.counter(
+            "rate_limited_total",
+            "Requests told to come back later, by whose rate was used up: identity or namespace.",
+            "kind",
+        )
         self.in_flight_add_bytes = declare.gauge(
             "in_flight_add_bytes", "Bytes of adds admitted and not yet answered."
         )

@@ -201,20 +201,28 @@ def request_id_of(data: bytes | memoryview) -> int:
 
 
 class AddAnswer(NamedTuple):
-    """A bookie's answer to one add. `message` is one sentence, empty when the status is OK."""
+    """A bookie's answer to one add. `message` is one sentence, empty when the status is OK.
+
+    With TOO_MANY_REQUESTS, `retry_after_ms` says when to come back; 0 if the bookie does not say.
+    """
 
     request_id: int
     status: Status
     message: str
+    retry_after_ms: int = 0
 
 
-def encode_add_response(request_id: int, status: Status, message: str = "") -> bytes:
+def encode_add_response(
+    request_id: int, status: Status, message: str = "", retry_after_ms: int = 0
+) -> bytes:
     """Encode the answer to one add."""
     head = b"\x08" + varint(request_id) if request_id else b""
     if status:
         head += b"\x10" + varint(status)
     if message:
         head += _text_field(b"\x1a", message)
+    if retry_after_ms:
+        head += b"\x20" + varint(retry_after_ms)
     return head
 
 
@@ -228,7 +236,10 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
     if numbers is None:
         fields = scan(data, {})
         numbers, text = fields.numbers, fields.text(0x1A)
-    return AddAnswer(numbers.get(0x08, 0), _status(numbers.get(0x10, 0)), text)
+    number = numbers.get
+    return AddAnswer(
+        number(0x08, 0), _status(number(0x10, 0)), text, number(0x20, 0) & _UINT32_MASK
+    )
 
 
 # -- ReadRequest -----------------------------------------------------------------------------------
@@ -351,6 +362,8 @@ def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
         head += b"\x40" + zigzag_varint(reply.max_lac)
     if request_id:
         head += b"\x48" + varint(request_id)
+    if reply.retry_after_ms:
+        head += b"\x50" + varint(reply.retry_after_ms)
     if batch is None or not len(batch.payload):
         return bytes(head)
     head += b"\x7a" + varint(len(batch.payload))
@@ -394,6 +407,7 @@ def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
         to_sint64(number(0x30, 0)),
         _status(stopped_by) if stopped_by else Status.OK,
         to_sint64(number(0x40, 0)),
+        number(0x50, 0) & _UINT32_MASK,
     )
 
 

@@ -14,10 +14,14 @@ from bookie.ids import NO_ENTRY, Status
 
 
 class Reply(NamedTuple):
-    """The outcome of a request; `message` is one sentence, empty if the status is OK."""
+    """The outcome of a request; `message` is one sentence, empty if the status is OK.
+
+    With TOO_MANY_REQUESTS, `retry_after_ms` says when to come back; 0 if the bookie does not say.
+    """
 
     status: Status
     message: str = ""
+    retry_after_ms: int = 0
 
 
 class AddCommand(NamedTuple):
@@ -71,6 +75,15 @@ class ReadReply(NamedTuple):
     next_entry_id: int = NO_ENTRY
     stopped_by: Status = Status.OK
     max_lac: int = NO_ENTRY
+    retry_after_ms: int = 0
+    """As in `Reply`."""
+
+
+def refused_read(refusal: Reply) -> ReadReply:
+    """Return the answer to a read that was refused."""
+    return ReadReply(
+        refusal.status, refusal.message, retry_after_ms=refusal.retry_after_ms
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,8 @@ class LacReply:
     lac_packet: bytes = b""
     max_lac: int = NO_ENTRY
     fenced: bool = False
+    retry_after_ms: int = 0
+    """As in `Reply`."""
 
 
 @dataclass(frozen=True, slots=True)

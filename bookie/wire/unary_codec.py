@@ -144,6 +144,7 @@ def parse_lac_reply(data: bytes) -> LacReply:
         message.lac_packet,
         message.max_lac,
         message.fenced,
+        message.retry_after_ms,
     )
 
 
@@ -229,14 +230,15 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
 def encode_info(reply: Reply, info: Info | None) -> bytes:
     """Encode a bookie's description of itself; only an answer with status OK contains one."""
     described = {} if info is None else asdict(info)
-    return pb.GetInfoResponse(**_head(reply), **described).SerializeToString()
+    status, text = _pb_status(reply.status), _cut_off(reply.message)
+    return pb.GetInfoResponse(status=status, message=text, **described).SerializeToString()
 
 
 def parse_info(data: bytes) -> tuple[Reply, Info]:
     """Parse a bookie's description of itself."""
     message = _parse(pb.GetInfoResponse, data)
     info = Info(**{field.name: getattr(message, field.name) for field in fields(Info)})
-    return _reply(message), info
+    return Reply(_status(message.status), message.message), info
 
 
 def encode_lac_state(state: LacState) -> bytes:
@@ -305,9 +307,16 @@ def _pb_status(status: Status) -> Any:
 
 
 def _head(reply: Reply | LacReply) -> dict[str, Any]:
-    text = reply.message[:MESSAGE_TEXT_CHARACTERS_MAX]
-    return {"status": _pb_status(reply.status), "message": text}
+    return {
+        "status": _pb_status(reply.status),
+        "message": _cut_off(reply.message),
+        "retry_after_ms": reply.retry_after_ms,
+    }
+
+
+def _cut_off(text: str) -> str:
+    return text[:MESSAGE_TEXT_CHARACTERS_MAX]
 
 
 def _reply(message: Any) -> Reply:
-    return Reply(_status(message.status), message.message)
+    return Reply(_status(message.status), message.message, message.retry_after_ms)

@@ -37,6 +37,7 @@ from bookie.wire.coalesce import COALESCED_MAX, join_messages, split_message
 from bookie.wire.codec import encode_add_response, parse_add_request, request_id_of
 from bookie.wire.commands import AddCommand, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.interfaces import BookieNode, CallContext
 
@@ -53,7 +54,7 @@ class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
 
     If the caller may not add at all, `refusal` answers every request. His roles are asked for each
-    request; without a `caller` everything is permitted. `is_named` is True if the
+    request; without a `caller` everything is permitted. The `meter` charges his rate. `is_named` is True if the
     caller named the bookie's incarnation. The initial metadata contains the incarnation, the
     process's `life` and the bookie's id.
     """
@@ -67,8 +68,10 @@ class AddStreamHandler(StreamHandler):
         *,
         is_named: bool = False,
         life: str = "",
+        meter: RateMeter | None = None,
     ) -> None:
         super().__init__()
+        self._meter = meter
         self._node = node
         self._add = node.add if is_named else node.add_unnamed
         self._offers = (JOINED_MESSAGES_METADATA, (BOOKIE_ID_METADATA_KEY, node.bookie_id))
@@ -146,6 +149,8 @@ class AddStreamHandler(StreamHandler):
             if self._caller is not None and command.recovery:
                 self._note_recovery(command.ledger_id)
             size = len(data)
+            if self._meter is not None and not admitted:
+                self._meter.add(command, size)
             if not (admitted or self._node.try_admit_add(size)):
                 return None
             return request_id, self._add(command, size)
@@ -192,7 +197,7 @@ class AddStreamHandler(StreamHandler):
                     break
                 reply = outcome.result()
                 self._errors.count(RPC, reply.status)
-                answers.append(encode_add_response(request_id, reply.status, reply.message))
+                answers.append(encode_add_response(request_id, *reply))
             await context.write(join_messages(answers))
             for _ in answers:
                 pending.popleft()

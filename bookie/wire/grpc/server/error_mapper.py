@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
-from bookie.errors import BookieError, WrongBookieError
+from bookie.errors import BookieError, TooManyRequestsError, WrongBookieError
 from bookie.ids import Status
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import Reply
@@ -33,7 +34,7 @@ class ErrorMapper:
             if error.status is Status.IO_ERROR and not isinstance(error, WrongBookieError):
                 self._errors_total.labels("request").inc()
                 _log.warning("request_failed", rpc=rpc, error=str(error))
-            return Reply(error.status, str(error))
+            return Reply(error.status, str(error), _retry_after_ms(error))
         self._errors_total.labels("unexpected").inc()
         _log.error("request_failed_unexpectedly", error, rpc=rpc)
         return Reply(Status.IO_ERROR, "the bookie failed on this request; its log says why")
@@ -44,3 +45,7 @@ class ErrorMapper:
             count = self._requests_total.labels(rpc, status.name).inc
             self._counts[rpc, status] = count
         count()
+
+
+def _retry_after_ms(error: BookieError) -> int:
+    return ceil(error.retry_after_seconds * 1000) if isinstance(error, TooManyRequestsError) else 0

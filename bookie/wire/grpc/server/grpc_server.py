@@ -23,8 +23,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bookie.addresses import join_address
 from bookie.config import NodeSettings, RpcSettings
+from bookie.env import SystemClock
 from bookie.errors import CannotStartError
 from bookie.security.gatekeeper import Gatekeeper
+from bookie.security.rates import LogDirectory, Rates
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
@@ -101,7 +103,13 @@ class HeldPort:
         after their owed answers. After `drain_seconds` of the settings, all calls that still run
         are cancelled.
         """
-        service = BookieService(bookie, bookie.settings, metrics, gatekeeper)
+        rates = Rates(
+            lambda: bookie.settings,
+            SystemClock().monotonic,
+            lambda kind: metrics.rate_limited_total.labels(kind).inc(),
+            LogDirectory() if gatekeeper is None else gatekeeper.logs,
+        )
+        service = BookieService(bookie, bookie.settings, metrics, gatekeeper, rates)
         self._gate.service_handlers = service.handlers()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

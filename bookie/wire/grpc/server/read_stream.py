@@ -23,9 +23,10 @@ from bookie.errors import BadRequestError, BookieError, ShuttingDownError
 from bookie.security.gatekeeper import Caller
 from bookie.security.rights import Right
 from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
-from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.commands import ReadCommand, ReadReply, refused_read
 from bookie.wire.deadlines import Deadlines
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.read_budget import Charge, ReadBudget
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.interfaces import CallContext, EntryNode
@@ -42,7 +43,8 @@ RPC: Final = "ReadStream"
 class ReadStreamHandler(StreamHandler):
     """Serves one ReadStream call; `refusal` answers all requests if the caller may not read.
 
-    The caller's roles are asked for each request; without a `caller` everything is permitted.
+    The caller's roles are asked for each request; without a `caller` everything is permitted. The
+    `meter` charges his rate.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class ReadStreamHandler(StreamHandler):
         budget: ReadBudget,
         refusal: BookieError | None,
         caller: Caller | None = None,
+        meter: RateMeter | None = None,
     ) -> None:
         super().__init__()
+        self._meter = meter
         self._node = node
         self._errors = errors
         self._budget = budget
@@ -78,6 +82,8 @@ class ReadStreamHandler(StreamHandler):
                 return
             request_id, timeout_ms, command = parse_streamed_read(data)
             must_learn = self._must_learn(command)
+            if self._meter is not None:
+                self._meter.read(command)
             charge = self._budget.reserve(command)
             reply = None if must_learn else self._node.try_read(command)
         except BadRequestError as error:
@@ -121,8 +127,7 @@ class ReadStreamHandler(StreamHandler):
                     self._caller.did("fencing read", command.ledger_id)
             return await self._node.read(command)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-            refusal = self._errors.reply(RPC, error)
-            return ReadReply(refusal.status, refusal.message)
+            return refused_read(self._errors.reply(RPC, error))
 
     def _has_read(
         self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
@@ -145,13 +150,14 @@ class ReadStreamHandler(StreamHandler):
             self._answer(request_id, reading.result(), charge)
 
     def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
-        refusal = self._errors.reply(RPC, error)
-        self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
+        self._answer(request_id, refused_read(self._errors.reply(RPC, error)), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
         """Queue an answer; encode it now, because it may be a view of a large buffer."""
         if charge is not None:
             charge.settle(reply)
+        if self._meter is not None:
+            self._meter.has_read(reply)
         self._errors.count(RPC, reply.status)
         self._answers.append((encode_read_response(reply, request_id), charge))
         self._wake()

@@ -22,16 +22,18 @@ from bookie.env import SystemClock
 from bookie.errors import BookieError, WrongIncarnationError
 from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
 from bookie.security.gatekeeper import Caller, Gatekeeper
+from bookie.security.rates import Rates
 from bookie.security.rights import RPC_RIGHTS, Right
 from bookie.security.tokens import LEEWAY_SECONDS
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_response, parse_read_request
-from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply
+from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply, refused_read
 from bookie.wire.grpc.server.add_stream import AddStreamHandler
 from bookie.wire.grpc.server.callers import caller_of
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
+from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
@@ -43,6 +45,9 @@ _Reply = TypeVar("_Reply")
 
 EXPIRY_LOOK_SECONDS: Final = 60.0
 """The longest time between two looks at the clock, while a stream waits for its token's end."""
+
+RATED_RPCS: Final = frozenset({"ReadLac", "WriteLac", "ListEntries"})
+"""Calls that count as one request of their caller. Reads and adds count by their bytes as well."""
 
 _status: Final[Callable[[Any], Status]] = attrgetter("status")
 
@@ -70,9 +75,11 @@ class BookieService:
         limits: NodeSettings,
         metrics: Metrics,
         gatekeeper: Gatekeeper | None = None,
+        rates: Rates | None = None,
     ) -> None:
-        """Without a `gatekeeper`, everybody may do everything."""
+        """Without a `gatekeeper`, everybody may do everything; without `rates`, as often as wanted."""
         self._node = node
+        self._rates = rates
         self._gatekeeper = gatekeeper
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
@@ -111,7 +118,7 @@ class BookieService:
                 parse_read_request,
                 self._read,
                 encode_read_response,
-                lambda refusal: ReadReply(refusal.status, refusal.message),
+                refused_read,
             ),
             _Call(
                 "ReadLac",
@@ -167,7 +174,7 @@ class BookieService:
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
         )  # fmt: skip
-        errors, check, permit = self._errors, self._check, self._permit
+        errors, check, permit, rate = self._errors, self._check, self._permit, self._rate
         ledger_of = call.ledger_of
 
         async def answer(data: bytes, context: IdentifiedCall) -> bytes:
@@ -175,6 +182,7 @@ class BookieService:
                 check(context)
                 request = parse(data)
                 await permit(rpc, context, ledger_of(request), request)
+                rate(rpc, context, ledger_of(request))
                 reply = await ask(request, context)
             except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
                 reply = call.refuse(errors.reply(rpc, error))
@@ -208,12 +216,26 @@ class BookieService:
             caller.did(rpc, ledger_id)
         return caller
 
+    def _rate(self, rpc: str, context: IdentifiedCall, ledger_id: int | None) -> None:
+        """Charge a call of `RATED_RPCS` to the caller's rate.
+
+        Raises:
+            TooManyRequestsError: a rate is used up.
+        """
+        if rpc in RATED_RPCS and ledger_id is not None and self._rates and self._rates.is_on:
+            RateMeter(self._rates, self._gatekeeper, context).ask(ledger_id)
+
     async def _read(self, command: ReadCommand, context: IdentifiedCall) -> ReadReply:
-        """Read within the budget of bytes in flight."""
+        """Read within the caller's rate and the budget of bytes in flight."""
+        meter = self._meter(context, None) if self._rates and self._rates.is_on else None
+        if meter is not None:
+            meter.read(command)
         charge = self._budget.reserve(command)
         context.add_done_callback(charge.release)
         reply = await self._node.read(command)
         charge.settle(reply)
+        if meter is not None:
+            meter.has_read(reply)
         return reply
 
     async def _force(self, ledger_id: int, context: IdentifiedCall) -> Reply:
@@ -236,13 +258,20 @@ class BookieService:
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
         caller, refusal = self._admit(context)
         stream = AddStreamHandler(
-            self._node, self._errors, refusal, caller, is_named=is_named, life=self._life
+            self._node,
+            self._errors,
+            refusal,
+            caller,
+            is_named=is_named,
+            life=self._life,
+            meter=self._meter(context, refusal),
         )
         await self._serve(stream, context, caller)
 
     async def _read_stream(self, _requests: Any, context: IdentifiedCall) -> None:
         caller, refusal = self._admit(context)
-        stream = ReadStreamHandler(self._node, self._errors, self._budget, refusal, caller)
+        meter = self._meter(context, refusal)
+        stream = ReadStreamHandler(self._node, self._errors, self._budget, refusal, caller, meter)
         await self._serve(stream, context, caller)
 
     async def _watch_lac(self, _requests: Any, context: IdentifiedCall) -> None:
@@ -271,6 +300,7 @@ class BookieService:
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
             caller = await self._permit("ListEntries", context, wanted[0])
+            self._rate("ListEntries", context, wanted[0])
             async for ranges in self._node.list_entries(*wanted):
                 if caller is not None:  # the client decides how long a listing takes
                     await caller.require("ListEntries", Right.READ, wanted[0])
@@ -344,6 +374,13 @@ class BookieService:
             return None, error
 
 
+    def _meter(self, context: IdentifiedCall, refusal: BookieError | None) -> RateMeter | None:
+        """Return who is charged for a call; None if nothing is limited, or nobody was let in."""
+        if self._rates is None or refusal is not None:
+            return None
+        return RateMeter(self._rates, self._gatekeeper, context)
+
+
 def _end_later(caller: Caller | None, end: Callable[[], None]) -> Callable[[], None]:
     """Call `end` when the caller's token is no longer accepted; return what stops the wait.
 
@@ -373,4 +410,9 @@ def _first(request: tuple[Any, ...]) -> int:
 
 
 def _refuse_lac(refusal: Reply) -> LacReply:
-    return LacReply(refusal.status, refusal.message, max_lac=NO_ENTRY)
+    return LacReply(
+        refusal.status,
+        refusal.message,
+        max_lac=NO_ENTRY,
+        retry_after_ms=refusal.retry_after_ms,
+    )
