@@ -158,6 +158,12 @@ class ClientSettings(Section):
         gt=0,
         description="Time for a bookie to answer a read before it counts as unknown.",
     )
+    rate_patience_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time for which an append or a read waits while a bookie says that the rate is"
+        " used up, and takes nothing. Every answer that takes something begins it anew.",
+    )
     connect_timeout_seconds: float = Field(
         default=5.0, gt=0, description="Time to connect to a bookie."
     )

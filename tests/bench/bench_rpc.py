@@ -153,7 +153,7 @@ async def drive_adds(
             sent.append(time.perf_counter())
             stream.send(message)
 
-    def on_answer(_request_id: int, status: Status, text: str) -> None:
+    def on_answer(_request_id: int, status: Status, text: str, _retry_after_ms: int) -> None:
         assert status is Status.OK, text
         latencies.append(time.perf_counter() - sent[len(latencies)])
         send_next()

@@ -52,7 +52,9 @@ LINGER_SECONDS_MAX = 1.0
 
 S = TypeVar("S", AddStream, LacWatch)
 
-OnAnswer = Callable[[Status, str], None]
+OnAnswer = Callable[[Status, str, int], None]
+"""Receives status, text, and after how many ms to come back (0 if the bookie does not say)."""
+
 OnLac = Callable[[LacState], None]
 
 
@@ -262,11 +264,13 @@ class AddConnection(_Reconnecting[AddStream]):
         for user in list(self._users):
             user.on_down()
 
-    def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
+    def _on_answer(
+        self, request_id: int, status: Status, message: str, retry_after_ms: int, /
+    ) -> None:
         self.heard_at = asyncio.get_running_loop().time()
         on_answer = self._awaited.pop(request_id, None)
         if on_answer is not None:
-            on_answer(status, message)
+            on_answer(status, message, retry_after_ms)
 
 
 class _OneRequest:
@@ -287,9 +291,9 @@ class _OneRequest:
         pass  # the caller has its own timeout
 
     def on_lost(self) -> None:
-        self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
+        self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now", 0)
 
-    def _on_answer(self, status: Status, message: str) -> None:
+    def _on_answer(self, status: Status, message: str, _retry_after_ms: int) -> None:
         if not self.answered.done():
             self.answered.set_result((status, message))
 

@@ -10,6 +10,7 @@ from bookie.errors import (
     LedgerFencedError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    TooManyRequestsError,
 )
 from bookie.ledger.metadata import LedgerMetadata
 
@@ -57,6 +58,7 @@ def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
 
 def _final(error: BookieError, text: str) -> BookieError:
     final = type(error)(text)
+    final.__dict__.update(vars(error))
     final.retryable = False
     final.__cause__ = error.__cause__
     return final
@@ -77,6 +79,20 @@ def no_ack_quorum(
             "(client.changes_per_minute_max) was spent"
         )
     return NotEnoughBookiesError(f"ledger {ledger_id}: {reason}")
+
+
+def rate_spent(
+    ledger_id: int, bookie_id: str, seconds: float, retry_after_seconds: float, said: str
+) -> BookieError:
+    """Return the error of a batch that a bookie refused for `seconds`, because a rate is used up.
+
+    `said` is what the bookie answered last.
+    """
+    return TooManyRequestsError(
+        f"ledger {ledger_id}: {bookie_id} took nothing for {seconds:g} s "
+        f"(client.rate_patience_seconds), because a rate is used up: {said}",
+        retry_after_seconds=retry_after_seconds,
+    )
 
 
 def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:

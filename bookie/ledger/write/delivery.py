@@ -14,6 +14,7 @@ from bookie.ledger.place.policy import AckDomains
 from bookie.ledger.quorum import Quorum, slots_of
 from bookie.ledger.write.deferred import DeferredSync
 from bookie.ledger.write.ensemble_change import EnsembleChange
+from bookie.ledger.write.pacing import Pacing
 from bookie.ledger.write.pending import BatchWindow, PendingBatch, WriterLimits
 from bookie.ledger.write.slots import Slots
 from bookie.ledger.write.writer_events import (
@@ -37,6 +38,7 @@ class Delivery:
         self.limits = limits
         self.window = BatchWindow(quorum, limits)
         self.slots = Slots()
+        self.pacing = Pacing(self.window, limits)
         self.epochs = [0] * quorum.ensemble_size
         self.deferred = DeferredSync(quorum) if deferred_sync else None
         self.lac_carried = NO_ENTRY
@@ -57,15 +59,19 @@ class Delivery:
         batch = window.take(count, payload_bytes)
         number = batch.number
         self.lac_carried = lac = window.last_add_confirmed
-        targets = self.slots.targets(batch.slots, number)
+        targets = self.slots.targets(batch.slots & ~self.pacing.mask, number)
         return [
             SendBatch(number, first, count, lac, length_before, targets),
             StartTimer(("add", number), self.limits.add_timeout_seconds),
+            *self.pacing.appended(),
         ]
 
-    def is_acknowledged(self, batch: PendingBatch) -> bool:
-        """True if the counted slots form an ack quorum for the whole batch, in enough domains."""
-        acked, quorum = batch.acked & self.countable, self.quorum
+    def is_acknowledged(self, batch: PendingBatch, expected: int = 0) -> bool:
+        """True if the counted slots form an ack quorum for the whole batch, in enough domains.
+
+        The slots in `expected` count as if they had acknowledged it.
+        """
+        acked, quorum = (batch.acked | expected) & self.countable, self.quorum
         if not quorum.is_acknowledged(acked, batch.classes):
             return False
         domains = self.ack_domains
@@ -141,10 +147,10 @@ class Delivery:
     # -- slots -----------------------------------------------------------------------------------
 
     def skip(self, slots: int) -> list[WriterEffect]:
-        effects: list[WriterEffect] = [
-            StartTimer(("retry", slot), self.limits.retry_seconds)
-            for slot in slots_of(self.slots.quarantine(slots))
-        ]
+        effects: list[WriterEffect] = []
+        for slot in slots_of(self.slots.quarantine(slots)):
+            effects += self.pacing.end(slot)
+            effects.append(StartTimer(("retry", slot), self.limits.retry_seconds))
         self._release_done(effects)
         return effects
 
@@ -159,7 +165,7 @@ class Delivery:
         for slot in slots_of(slots & ~self.slots.lost):
             self.epochs[slot] += 1  # answers in flight are about lost data
             self.slots.lose(slot)
-            effects.append(CancelTimer(("retry", slot)))
+            effects += [CancelTimer(("retry", slot)), *self.pacing.end(slot)]
             if self.deferred is not None:
                 self.deferred.forget(slot)
         for batch in self.window.retained.values():
@@ -167,19 +173,21 @@ class Delivery:
         self._release_done(effects)
         return effects
 
-    def disconnect(self, slot: int) -> None:
+    def disconnect(self, slot: int) -> list[WriterEffect]:
         """Record that the slot's stream broke; its unforced acknowledgements are void."""
         self.slots.disconnect(slot)
         if self.deferred is not None:
             self.deferred.forget(slot)
             for batch in self.window.retained.values():
                 batch.acked &= ~(1 << slot)
+        return self.pacing.end(slot)
 
     def revive(self, slot: int) -> list[WriterEffect]:
         """Trust a bookie again, and send it all retained batches that it has not acknowledged."""
         bit = 1 << slot
         self.slots.restore(slot)
-        effects: list[WriterEffect] = [
+        effects = self.pacing.end(slot)
+        effects += [
             Resend(batch.number, slot)
             for batch in self.window.retained.values()
             if batch.slots & bit and not batch.acked & bit
@@ -223,7 +231,7 @@ class Delivery:
         for slot in change.newcomers:
             self.epochs[slot] += 1
             self.slots.renew(slot)
-            effects += [CancelTimer((kind, slot)) for kind in ("retry", "resend")]
+            effects += [CancelTimer(("retry", slot)), *self.pacing.end(slot)]
             effects.append(StartTimer(("replace", slot), self.limits.replace_after_seconds))
         for batch in self.window.retained.values():
             if batch.last_entry_id < change.first_entry_id:

@@ -128,6 +128,7 @@ class WriterHandle:
             in_flight_bytes_max=settings.in_flight_bytes_max,
             replace_after_seconds=settings.replace_after_seconds * jitter,
             changes_per_minute_max=settings.changes_per_minute_max if ensembles else 0,
+            rate_patience_seconds=settings.rate_patience_seconds,
         )
         self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
         self._ledger_id = metadata.ledger_id
@@ -549,14 +550,16 @@ class WriterHandle:
     # -- external events
     # ----------------------------------------------------------------------------
 
-    def _on_answer(self, batch: int, slot: int, epoch: int, status: Status, message: str) -> None:
-        self._step(AddAnswered(batch, slot, epoch, status, message))
+    def _on_answer(
+        self, batch: int, slot: int, epoch: int, status: Status, message: str, retry_ms: int
+    ) -> None:
+        self._step(AddAnswered(batch, slot, epoch, status, message, retry_ms / 1000))
 
     def _on_lac_answer(
-        self, sent: LacSent, slot: int, epoch: int, status: Status, message: str
+        self, sent: LacSent, slot: int, epoch: int, status: Status, message: str, retry_ms: int
     ) -> None:
         sent.answered()
-        self._step(LacAnswered(slot, epoch, status, message))
+        self._step(LacAnswered(slot, epoch, status, message, retry_ms / 1000))
 
     def _on_timer(self, timer: TimerId) -> None:
         self._step(TimerFired(timer))

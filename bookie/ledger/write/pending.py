@@ -31,7 +31,9 @@ class WriterLimits:
     retry_seconds: float = 1.0
     """The time after which a dead slot with an open stream is probed."""
     resend_seconds: float = 0.1
-    """The pause before a resend to a bookie that answered TOO_MANY_REQUESTS."""
+    """The shortest pause before a resend to a bookie that answered TOO_MANY_REQUESTS."""
+    rate_patience_seconds: float = 60.0
+    """The time for which appends wait for a bookie that answers TOO_MANY_REQUESTS all the time."""
     reread_seconds: float = 0.05
     """The first pause after a failed compare-and-set; each further pause is twice as long."""
     reread_seconds_max: float = 1.0

@@ -49,6 +49,10 @@ while it waits, the writer ends.
 **Epochs.** Each slot has an epoch: answers and events from another epoch are ignored. Only the
 answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the ledger.
 
+**Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for that. Its
+batches wait, and follow slowly (`pacing`). If it takes nothing for a long time and an append needs
+it, the writer ends.
+
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
 after a force. An unforced acknowledgement becomes void when its stream breaks. With deferred sync,
 bookies are never replaced, because the safety of ensemble changes is not proven for unsynced
@@ -82,7 +86,13 @@ from bookie.ledger.exchange import (
 )
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.quorum import ENSEMBLE_SIZE_MAX, Quorum, slots_of
-from bookie.ledger.write.closing import end_of_writer, ended_unsynced, no_ack_quorum, not_synced
+from bookie.ledger.write.closing import (
+    end_of_writer,
+    ended_unsynced,
+    no_ack_quorum,
+    not_synced,
+    rate_spent,
+)
 from bookie.ledger.write.delivery import Delivery
 from bookie.ledger.write.ensemble_change import EnsembleChange, Replacements
 from bookie.ledger.write.ownership import (
@@ -209,6 +219,8 @@ class LedgerWriter:
                 effects = self._publish_lac(self.slots.up, again=False)
             case LacAnswered(slot, epoch, status, message):
                 effects = self._on_refusal(slot, epoch, status, message)
+                if status is Status.TOO_MANY_REQUESTS and self._may_pace(slot, epoch):
+                    effects += self.delivery.pacing.hold_back(slot, event.retry_after_seconds)
             case SlotConnected(slot, epoch):
                 effects = self._on_connected(slot) if epoch == self.epochs[slot] else []
             case SlotDisconnected(slot, epoch):
@@ -260,15 +272,15 @@ class LedgerWriter:
         elif batch is not None:
             batch.acked |= bit
         if self.slots.probes.get(slot) == answer.batch:
-            return self._on_probed(slot, batch, ok=status is Status.OK)
+            return self._on_probed(slot, batch, answer)
         if batch is None:
             return []
         if status is Status.OK:
-            return self._settle(batch)
+            return self._on_taken(slot, batch) + self._settle(batch)
         if self.slots.dead & bit:
             return []
         if status is Status.TOO_MANY_REQUESTS:
-            return [StartTimer(("resend", slot), self.limits.resend_seconds)]
+            return self.delivery.pacing.hold_back(slot, answer.retry_after_seconds)
         if status is Status.BAD_CHECKSUM and not batch.checksum_failed & bit:
             batch.checksum_failed |= bit
             return [Resend(batch.number, slot)]
@@ -307,6 +319,41 @@ class LedgerWriter:
             return []
         return self.delivery.make_room(is_store_away=self.ownership.silence is not None)
 
+    # -- bookies that hold this client to a rate ---------------------------------------------------
+
+    def _may_pace(self, slot: int, epoch: int) -> bool:
+        is_up = epoch == self.epochs[slot] and self.slots.up >> slot & 1
+        return bool(is_up) and self.error is None and not self._is_closed
+
+    def _on_taken(self, slot: int, batch: PendingBatch) -> list[WriterEffect]:
+        pacing = self.delivery.pacing
+        if slot not in pacing.slots:
+            return []
+        return self._unless_paced(slot, pacing.taken(slot, batch.number))
+
+    def _on_pace(self, kind: str, slot: int) -> list[WriterEffect]:
+        """Handle a timer of a paced slot."""
+        pacing, bit = self.delivery.pacing, 1 << slot
+        match kind:
+            case "resend":
+                return self._unless_paced(slot, pacing.go_on(slot))
+            case "paced":
+                return [] if pacing.slots[slot].is_waiting else self._bury(bit)
+        # The appends of a confirmed batch have returned, so nobody waits for this bookie then.
+        waiting = next(iter(self.window.pending), None)
+        if waiting is None or not waiting.slots & ~waiting.acked & bit:
+            return [StartTimer(("patience", slot), self.limits.rate_patience_seconds)]
+        bookie_id = self.metadata.last_fragment.bookies[slot]
+        seconds, retry = self.limits.rate_patience_seconds, pacing.slots[slot].retry_after_seconds
+        said = self.slots.refusals.get(slot, "")
+        return self._fail(rate_spent(self.metadata.ledger_id, bookie_id, seconds, retry, said))
+
+    def _unless_paced(self, slot: int, effects: list[WriterEffect]) -> list[WriterEffect]:
+        """Publish the LAC to a slot that was paced until now: its bookie may have refused it."""
+        if slot in self.delivery.pacing.slots:
+            return effects
+        return effects + self._publish_lac(1 << slot, again=True)
+
     # -- slots -------------------------------------------------------------------------------------
 
     def _bury(self, slots: int) -> list[WriterEffect]:
@@ -333,8 +380,8 @@ class LedgerWriter:
         return [*timers, *self._revive(slot)]
 
     def _on_disconnected(self, slot: int) -> list[WriterEffect]:
-        self.delivery.disconnect(slot)
-        return self._await_returns() + self._make_room()
+        effects = self.delivery.disconnect(slot)
+        return effects + self._await_returns() + self._make_room()
 
     def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
         kind, number = timer
@@ -359,16 +406,20 @@ class LedgerWriter:
             case "force":
                 known = self.deferred is not None and self.deferred.number == number
                 return self._end_force() if known else []
-            case "resend":
-                return self._revive(number) if self.slots.up & 1 << number else []
+            case "resend" | "paced" | "patience":
+                is_paced = number in self.delivery.pacing.slots
+                return self._on_pace(kind, number) if is_paced else []
             case _:
                 assert kind == "retry"
                 return self.delivery.probe(number)
 
-    def _on_probed(self, slot: int, batch: PendingBatch | None, *, ok: bool) -> list[WriterEffect]:
-        if not ok:
+    def _on_probed(
+        self, slot: int, batch: PendingBatch | None, answer: AddAnswered
+    ) -> list[WriterEffect]:
+        if answer.status is not Status.OK:
             del self.slots.probes[slot]
-            return [StartTimer(("retry", slot), self.limits.retry_seconds)]
+            seconds = max(self.limits.retry_seconds, answer.retry_after_seconds)
+            return [StartTimer(("retry", slot), seconds)]
         effects = self._revive(slot)
         return effects + self._settle(batch) if batch is not None else effects
 
@@ -376,13 +427,16 @@ class LedgerWriter:
         batch = self.window.retained.get(number)
         if batch is None:
             return []
-        effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
+        paced = self.delivery.pacing.mask & batch.slots
+        effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead & ~paced)
         # The appends of this confirmed batch have returned. With deferred sync, a force still needs
         # an ack quorum for this batch.
         if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
             if number in self.window.retained:
                 effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
             return effects
+        if self.delivery.is_acknowledged(batch, expected=paced):
+            return [*effects, StartTimer(("add", number), self.limits.add_timeout_seconds)]
         if self.ownership.change or self.replacements.is_choosing or self.replacements.may_begin:
             batch.overdue = True
             return [*effects, StartTimer(("add", number), self.limits.add_timeout_seconds)]

@@ -76,6 +76,8 @@ class AddAnswered:
     epoch: int
     status: Status
     message: str = ""
+    retry_after_seconds: float = 0.0
+    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class LacAnswered:
     epoch: int
     status: Status
     message: str = ""
+    retry_after_seconds: float = 0.0
+    """As in `AddAnswered`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,13 @@ class FakeLane:
     def describe(self) -> str:
         return f"{len(self.sent)} unanswered"
 
-    def answer(self, status: Status = Status.OK, message: str = "") -> None:
+    def answer(
+        self, status: Status = Status.OK, message: str = "", retry_after_ms: int = 0
+    ) -> None:
         """Answer everything that was sent."""
         sent, self.sent = self.sent, []
         for _, _, on_answer in sent:
-            on_answer(status, message)
+            on_answer(status, message, retry_after_ms)
 
 
 class FakeChannel:

@@ -403,4 +403,4 @@ class BookieChannel:
 
 def _check(reply: Reply) -> None:
     if reply.status is not Status.OK:
-        raise error_for_status(reply.status, reply.message)
+        raise error_for_status(reply.status, reply.message, reply.retry_after_ms / 1000)

@@ -73,8 +73,13 @@ def closed_error(address: str, *, has_moved: bool) -> BookieError:
 class OnAnswer(Protocol):
     """Receives a bookie's answer to one add."""
 
-    def __call__(self, request_id: int, status: Status, message: str, /) -> None:
-        """Receive one answer; answers come in the order in which the requests were sent."""
+    def __call__(
+        self, request_id: int, status: Status, message: str, retry_after_ms: int, /
+    ) -> None:
+        """Receive one answer; answers come in the order in which the requests were sent.
+
+        `retry_after_ms` says when to come back after TOO_MANY_REQUESTS; 0 if the bookie does not.
+        """
 
 
 def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError:

@@ -222,13 +222,15 @@ class BookieService:
         Raises:
             TooManyRequestsError: a rate is used up.
         """
-        if rpc in RATED_RPCS and ledger_id is not None and self._rates and self._rates.is_on:
-            RateMeter(self._rates, self._gatekeeper, context).ask(ledger_id)
+        rates = self._rates
+        if rates is not None and rates.is_on and rpc in RATED_RPCS and ledger_id is not None:
+            RateMeter(rates, self._gatekeeper, context).ask(ledger_id)
 
     async def _read(self, command: ReadCommand, context: IdentifiedCall) -> ReadReply:
         """Read within the caller's rate and the budget of bytes in flight."""
-        meter = self._meter(context, None) if self._rates and self._rates.is_on else None
-        if meter is not None:
+        meter = None
+        if self._rates is not None and self._rates.is_on and not command.fence:
+            meter = RateMeter(self._rates, self._gatekeeper, context)
             meter.read(command)
         charge = self._budget.reserve(command)
         context.add_done_callback(charge.release)

@@ -227,11 +227,13 @@ def test_a_broken_checksum_is_sent_once_more() -> None:
 
 
 def test_a_busy_bookie_gets_the_batch_a_little_later() -> None:
-    """TOO_MANY_REQUESTS starts a short timer, then everything unacknowledged is sent again."""
+    """TOO_MANY_REQUESTS starts a short timer, then the batch is sent again."""
     writer = connected()
     writer.step(Append(1, 10))
-    assert ack(writer, 0, 1, Status.TOO_MANY_REQUESTS) == [StartTimer(("resend", 1), 0.1)]
-    assert writer.step(TimerFired(("resend", 1))) == [Resend(0, 1)]
+    effects = ack(writer, 0, 1, Status.TOO_MANY_REQUESTS)
+    assert StartTimer(("resend", 1), 0.1) in effects
+    assert kinds(effects) == []
+    assert Resend(0, 1) in writer.step(TimerFired(("resend", 1)))
 
 
 def test_batches_grow_while_others_are_pending() -> None:

@@ -282,7 +282,7 @@ async def test_silence_is_told_once() -> None:
     lane.suspect(users[0], 1.0)
     lane.suspect(users[1], 1.0)
     assert told == ["1", "2"]
-    lane._on_answer(1, Status.OK, "")
+    lane._on_answer(1, Status.OK, "", 0)
     lane._awaited = {2: lambda *_: None}
     lane.suspect(users[0], 1.0)
     assert told == ["1", "2"], "it has just answered"

@@ -47,7 +47,7 @@ class Client:
         self.broken: list[BookieError] = []
         self.opened = 0
         self.stream: AddStream = channel.add_stream(
-            lambda *answer: self.answers.append(answer), self.broken.append, self._opened
+            lambda *answer: self.answers.append(answer[:3]), self.broken.append, self._opened
         )
 
     def _opened(self) -> None:
