@@ -105,6 +105,7 @@ class Surroundings:
             "wipe": scope.wipes,
             "crash": scope.crashes,
             "copy": scope.copies,
+            "limit": scope.limited,
             "close": int(scope.closes),
         }
         self.notes: list[str] = []

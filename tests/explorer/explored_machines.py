@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import permutations
 from typing import TypeVar
@@ -18,6 +19,7 @@ from bookie.entry.digest import DigestType, digester_for_key
 from bookie.entry.entry import pack_batch, parse_header
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.pacing import PacedSlot
 from bookie.ledger.write.pending import PendingBatch
 from bookie.ledger.write.writer import LedgerWriter
 from tests.entry_batches import merged
@@ -38,8 +40,10 @@ FIELDS: dict[str, set[str]] = {
     },
     "Delivery": {
         *("quorum", "limits", "window", "slots", "epochs", "deferred", "lac_carried"),
-        *("ack_domains", "countable", "held_from"),
+        *("ack_domains", "countable", "held_from", "pacing"),
     },
+    "Pacing": {"_window", "_limits", "slots"},
+    "PacedSlot": {"is_waiting", "retry_after_seconds", "allowed", "under_way"},
     "BatchWindow": {
         *("_quorum", "_limits", "next_entry_id", "length", "last_add_confirmed"),
         *("length_confirmed", "pending", "retained", "retained_bytes", "_made"),
@@ -128,6 +132,9 @@ def copy_of_writer(writer: LedgerWriter) -> LedgerWriter:
     window.pending = deque(window.retained[batch.number] for batch in window.pending)
     new.slots = delivery.slots = slots = copy_of(delivery.slots)
     slots.probes, slots.refusals = dict(slots.probes), dict(slots.refusals)
+    delivery.pacing = pacing = copy_of(delivery.pacing)
+    pacing._window = window
+    pacing.slots = {slot: replace(paced) for slot, paced in pacing.slots.items()}
     new.epochs = delivery.epochs = list(delivery.epochs)
     new.ownership = copy_of(writer.ownership)
     new.replacements = copy_of(writer.replacements)
@@ -227,6 +234,7 @@ def key_of_writer(writer: LedgerWriter, by: Renaming) -> Key:
         ),
         (mask(slots.connected), mask(slots.broken), mask(slots.dead), mask(slots.lost)),
         (mask(slots.probing), mask(slots.newcomers), by.slots(slots.probes)),
+        by.slots({s: _key_of_paced(paced) for s, paced in delivery.pacing.slots.items()}),
         by.metadata(own.metadata),
         (own.version, own.silence is None, own._end, own._conflicts),
         own._operation.value if own._operation else None,
@@ -236,6 +244,10 @@ def key_of_writer(writer: LedgerWriter, by: Renaming) -> Key:
         (mask(due.due), mask(due.returning), mask(due.urgent)),
         (due.is_choosing, due.lacks_spares, due.left),
     )
+
+
+def _key_of_paced(paced: PacedSlot) -> Key:
+    return paced.is_waiting, paced.allowed, tuple(sorted(paced.under_way))
 
 
 def key_of_recovery(recovery: LedgerRecovery, by: Renaming) -> Key:

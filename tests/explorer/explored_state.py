@@ -43,7 +43,7 @@ from tests.explorer.explored_world import (
 from tests.explorer.explored_writer import WriterSide
 from tests.property.ledger.protocol_world import require
 
-_FREE_TIMERS = frozenset({"reread", "recheck", "spare"})
+_FREE_TIMERS = frozenset({"reread", "recheck", "spare", "resend"})
 _USUAL = frozenset({"append", "connect", "serve", "hear", "store", "answer", "choose"})
 _SILENCE = MetadataFailed(MetadataUnavailableError("no answer"))
 
@@ -66,6 +66,8 @@ class ExploredState(WriterSide, RecoverySide, RepairSide):
                 yield "serve", number
                 if left["copy"] and stream.requests[0].body:
                     yield "copy", number
+                if left["limit"]:
+                    yield "limit", number
             if stream.answers:
                 yield "hear", number
         if writer.error is None and writer.state is not WriterState.CLOSED:

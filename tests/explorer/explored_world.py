@@ -48,6 +48,8 @@ class Scope:
     """Recoverers that vanish."""
     copies: int = 0
     """Adds that arrive twice."""
+    limited: int = 0
+    """Adds that a bookie refuses, because a rate is used up; it says when to come back."""
     short_reads: bool = False
     """Whether bookies give one entry at a time."""
     closes: bool = False

@@ -33,6 +33,10 @@ from tests.explorer.explored_world import (
 from tests.property.ledger.protocol_world import require
 
 
+LIMITED_SECONDS = 2.0
+"""What a bookie says when a rate is used up. Nothing here depends on it."""
+
+
 class WriterSide(Surroundings):
     """Streams to bookies, and what the writer does."""
 
@@ -62,6 +66,14 @@ class WriterSide(Surroundings):
         answers = (*stream.answers, Answer(request.number, request.epoch, int(status)))
         self._set_stream(number, stream._replace(requests=tuple(others), answers=answers))
 
+    def _do_limit(self, number: int) -> None:
+        self.budget["limit"] -= 1
+        stream = (self.streams + self.left)[number]
+        request, *others = stream.requests
+        refusal = Answer(request.number, request.epoch, int(Status.TOO_MANY_REQUESTS))
+        answers = (*stream.answers, refusal)
+        self._set_stream(number, stream._replace(requests=tuple(others), answers=answers))
+
     def _do_copy(self, number: int) -> None:
         self.budget["copy"] -= 1
         stream = (self.streams + self.left)[number]
@@ -74,15 +86,22 @@ class WriterSide(Surroundings):
         answer, *others = stream.answers
         self._set_stream(number, stream._replace(answers=tuple(others)))
         status, writer = Status(answer.status), self.writer
+        seconds = LIMITED_SECONDS if status is Status.TOO_MANY_REQUESTS else 0.0
         if answer.epoch != writer.epochs[stream.slot]:
             self.notes.append(f"{status.name} of a former bookie")
         if answer.number < 0:
-            event = writer_events.LacAnswered(stream.slot, answer.epoch, status)
+            event = writer_events.LacAnswered(stream.slot, answer.epoch, status, "", seconds)
             self._step_writer(event)
         else:
             self._step_writer(
-                writer_events.AddAnswered(answer.number, stream.slot, answer.epoch, status)
+                writer_events.AddAnswered(
+                    answer.number, stream.slot, answer.epoch, status, "", seconds
+                )
             )
+        if stream.slot in self.writer.delivery.pacing.slots:
+            self.notes.append("paced")
+        elif stream.slot in writer.delivery.pacing.slots:
+            self.notes.append("no longer paced")
 
     def _do_break(self, slot: int) -> None:
         self.budget["break"] -= 1

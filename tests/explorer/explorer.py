@@ -143,8 +143,12 @@ def _write_key(write: Write, by: Renaming) -> Key:
     return by.metadata(write.metadata), write.version, newcomers
 
 
+_OF_SLOTS = frozenset({"replace", "retry", "resend", "paced", "patience"})
+"""The writer's timers that have a slot's number."""
+
+
 def _timer_key(client: int, kind: str, number: int, by: Renaming) -> tuple[int, str, int]:
-    is_slot = client == WRITER and kind in {"replace", "retry", "resend"}
+    is_slot = client == WRITER and kind in _OF_SLOTS
     return client, kind, by.to[number] if is_slot else number
 
 
@@ -234,7 +238,9 @@ def _settled(state: ExploredState) -> ExploredState:
 
 
 _IN_CALM = ("connect", "serve", "hear", "store", "answer", "choose", "timer")
-_SHORTEST_FIRST = ("reread", "resend", "recheck", "retry", "spare", "replace", "add")
+_SHORTEST_FIRST = (
+    *("reread", "resend", "recheck", "retry", "spare", "replace", "add", "paced", "patience"),
+)
 
 
 def _rank(action: Action) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -18,6 +18,7 @@ from bookie.ledger.recover.recovery import LedgerRecovery
 from bookie.ledger.write.delivery import Delivery
 from bookie.ledger.write.ensemble_change import Replacements
 from bookie.ledger.write.ownership import LedgerOwnership
+from bookie.ledger.write.pacing import PacedSlot, Pacing
 from bookie.ledger.write.pending import BatchWindow
 from bookie.ledger.write.slots import Slots
 from bookie.ledger.write.writer import LedgerWriter
@@ -100,6 +101,17 @@ SCOPES = {
     "the writer closes, a stream breaks": Scope(
         sizes=(2, 2, 2), breaks=1, copies=1, closes=True, shows=("closed by the writer",)
     ),
+    "a bookie holds the writer to a rate": Scope(
+        sizes=(2, 2, 2),
+        spares=1,
+        changes=1,
+        timers=1,
+        limited=2,
+        entries=2,
+        recoverers=0,
+        transitions=12_000,
+        shows=("paced", "no longer paced", *_CHANGED),
+    ),
     "a recoverer dies, another follows": Scope(
         sizes=(2, 2, 2), spares=1, recoverers=2, crashes=1, drops=1, shows=_RECOVERY_CHANGED
     ),
@@ -143,9 +155,10 @@ def test_copies_and_keys_know_every_attribute() -> None:
     writer = state.writer
     recovery = LedgerRecovery(state.store.metadata, 0)
     parts = [writer, writer.delivery, writer.window, writer.slots, writer.ownership]
-    for part in [*parts, writer.replacements, recovery]:
+    for part in [*parts, writer.replacements, writer.delivery.pacing, recovery]:
         assert set(vars(part)) == FIELDS[type(part).__name__], type(part).__name__
-    classes = (Delivery, BatchWindow, Slots, LedgerOwnership, Replacements)
+    assert {one.name for one in fields(PacedSlot)} == FIELDS["PacedSlot"]
+    classes = (Delivery, BatchWindow, Slots, LedgerOwnership, Replacements, Pacing, PacedSlot)
     known = {kind.__name__ for kind in (*classes, LedgerWriter, LedgerRecovery)}
     assert known == FIELDS.keys()
 
