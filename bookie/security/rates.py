@@ -10,8 +10,8 @@ A request is admitted while none of its buckets is empty, whatever its size, and
 full. So a bucket may owe something, and a message larger than a bucket passes, too. An answer to a
 request that is not admitted says when the bucket owes nothing any more.
 
-Recovery, repair and admins are never limited: a ledger that nobody may recover or copy is in danger,
-and an operator must be able to act on a busy bookie.
+Recovery, repair and admins are never limited: a ledger that nobody can recover or copy is in
+danger, and an operator must be able to act on a busy bookie.
 
 Time comes from the caller, so nothing here waits.
 """
@@ -249,9 +249,7 @@ class Rates:
         for _, accounts, name in self._accounts_of(identity, self._namespace_of(ledger_id, now)):
             accounts.charge(name, traffic, size, 0, now)
 
-    def _accounts_of(
-        self, identity: str, namespace: str
-    ) -> list[tuple[str, RateAccounts, str]]:
+    def _accounts_of(self, identity: str, namespace: str) -> list[tuple[str, RateAccounts, str]]:
         found = []
         if self._identities.limits.is_set:
             found.append(("identity", self._identities, identity))

@@ -81,9 +81,7 @@ class ReadReply(NamedTuple):
 
 def refused_read(refusal: Reply) -> ReadReply:
     """Return the answer to a read that was refused."""
-    return ReadReply(
-        refusal.status, refusal.message, retry_after_ms=refusal.retry_after_ms
-    )
+    return ReadReply(refusal.status, refusal.message, retry_after_ms=refusal.retry_after_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from tests.explorer.explored_world import (
 )
 from tests.property.ledger.protocol_world import require
 
-
 LIMITED_SECONDS = 2.0
 """What a bookie says when a rate is used up. Nothing here depends on it."""
 

@@ -11,7 +11,7 @@ import pytest
 from bookie.entry.batch import EntryBatch
 from bookie.entry.entry import pack_batch, parse_header, verify_batch
 from bookie.ids import Status
-from bookie.ledger.exchange import CancelTimer, MetadataRead
+from bookie.ledger.exchange import CancelTimer, MetadataRead, TimerId
 from bookie.ledger.quorum import mask_of
 from bookie.ledger.recover import recovery_events
 from bookie.ledger.recover.recovery import LedgerRecovery
@@ -210,10 +210,45 @@ class KeepsTheRetryTimer(LedgerWriter):
 
 
 class KeepsTheResendTimer(LedgerWriter):
-    """The timer that sends to a busy bookie again goes on for its successor."""
+    """The timer that sends to a busy bookie again goes on when it failed, and for its successor."""
 
-    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        return with_old_timers(super()._take_newcomers(change), "resend")
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        return with_old_timers(super().step(event), "resend")
+
+
+class BuriesTheLimited(LedgerWriter):
+    """A bookie that holds the writer to a rate is replaced, as if it had failed."""
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:
+        if isinstance(event, writer_events.AddAnswered):
+            is_limited = event.status is Status.TOO_MANY_REQUESTS
+            event = replace(event, status=Status.IO_ERROR) if is_limited else event
+        return super().step(event)
+
+
+class HasNoExcuse(LedgerWriter):
+    """A bookie that named a time has to take each batch before its deadline all the same."""
+
+    def _on_add_timeout(self, number: int) -> list[WriterEffect]:
+        paced, self.delivery.pacing.slots = self.delivery.pacing.slots, {}
+        effects = super()._on_add_timeout(number)
+        self.delivery.pacing.slots = paced
+        return effects
+
+
+class ExcusesForEver(LedgerWriter):
+    """A bookie that named a time once may be silent as long as it likes."""
+
+    def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
+        return [] if timer[0] == "paced" else super()._on_timer(timer)
+
+
+class SendsAllAtOnce(LedgerWriter):
+    """When the time is over, the bookie gets everything that waits, most of it in vain."""
+
+    def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
+        kind, number = timer
+        return self._revive(number) if kind == "resend" else super()._on_timer(timer)
 
 
 class GoesOnAfterItsEnd(LedgerWriter):
@@ -395,6 +430,10 @@ WRITERS: list[tuple[str, type[LedgerWriter]]] = [
     ("fenced_by_who_is_replaced", BlamesTheSuccessor),
     ("replaced_and_busy_before", KeepsTheRetryTimer),
     ("replaced_and_busy_before", KeepsTheResendTimer),
+    ("a_rate_is_no_failure", BuriesTheLimited),
+    ("a_rate_is_no_failure", HasNoExcuse),
+    ("a_rate_is_no_failure", SendsAllAtOnce),
+    ("a_rate_and_then_silence", ExcusesForEver),
     ("failed_while_changing", GoesOnAfterItsEnd),
     ("failed_while_choosing", ChangesAfterItsEnd),
     ("close_failed_and_appends_go_on", RestsWhenStuck),

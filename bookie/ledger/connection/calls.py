@@ -7,12 +7,13 @@ the effects in their order. The outcome of a call or a timer arrives later, as a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from copy import copy
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from bookie.errors import BadVersionError, BookieError
+from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.exchange import (
     MetadataConflict,
@@ -116,3 +117,33 @@ def settle(
                 waiter.set_result(result)
             else:
                 waiter.set_exception(fresh(error))
+
+
+class RatedReply(Protocol):
+    """An answer of a bookie that may hold its callers to a rate."""
+
+    @property
+    def status(self) -> Status:
+        """TOO_MANY_REQUESTS if a rate is used up."""
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When the bookie wants to be asked again; 0 if it does not say."""
+
+
+R = TypeVar("R", bound=RatedReply)
+
+
+async def patiently(ask: Callable[[], Awaitable[R]], patience_seconds: float) -> R:
+    """Ask, and ask again whenever the bookie says that a rate is used up and names a time.
+
+    The pauses together last at most `patience_seconds`; then the last answer is returned.
+    """
+    waited = 0.0
+    while True:
+        reply = await ask()
+        seconds = reply.retry_after_ms / 1000
+        waited += seconds
+        if reply.status is not Status.TOO_MANY_REQUESTS or not seconds or waited > patience_seconds:
+            return reply
+        await asyncio.sleep(seconds)

@@ -24,6 +24,7 @@ from bookie.errors import (
     error_for_status,
 )
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.ledger.connection.calls import patiently
 from bookie.ledger.copies.replica_plan import quorum_of
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
@@ -170,7 +171,11 @@ class EntryCopier:
         pool = self._client.pool
         try:
             channel = pool.connection(bookie_id).channel()
-            reply = await channel.read(command, timeout=pool.settings.read_timeout_seconds)
+            # Without roles, a bookie cannot know that this is a repair.
+            reply = await patiently(
+                lambda: channel.read(command, timeout=pool.settings.read_timeout_seconds),
+                pool.settings.rate_patience_seconds,
+            )
         except BookieError as error:
             self._silent.add(bookie_id)
             return None, str(error)

@@ -8,7 +8,7 @@ packets. After a long silence the follower asks all bookies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from bookie.entry.digest import Digester, key_tag
@@ -22,7 +22,7 @@ from bookie.errors import (
 )
 from bookie.ids import NO_ENTRY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.ledger.connection.calls import Calls
+from bookie.ledger.connection.calls import Calls, patiently
 from bookie.ledger.connection.pool import BookiePool, OnLac
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum
@@ -39,11 +39,15 @@ async def ask_lac(
     pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
 ) -> tuple[int, VerifiedLac]:
     """Return the LAC that the bookie in `slot` proves; a failed call is returned, not raised."""
-    connection = pool.connection(metadata.last_fragment.bookies[slot])
-    try:
-        reply = await connection.channel().read_lac(
-            metadata.ledger_id, metadata.password_key, timeout=pool.settings.read_timeout_seconds
+    connection, settings = pool.connection(metadata.last_fragment.bookies[slot]), pool.settings
+
+    def ask() -> Awaitable[LacReply]:
+        return connection.channel().read_lac(
+            metadata.ledger_id, metadata.password_key, timeout=settings.read_timeout_seconds
         )
+
+    try:
+        reply = await patiently(ask, settings.rate_patience_seconds)
     except BookieError as error:
         return slot, VerifiedLac(error.status, message=str(error))
     return slot, verify_lac(metadata.ledger_id, reply, digester)

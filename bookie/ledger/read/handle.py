@@ -58,7 +58,10 @@ class ReaderHandle:
         self._quorum = Quorum.of(metadata)
         # Readers of one ledger start at different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
-        self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)
+        self._limits = ReaderLimits(
+            speculative_read_seconds=pool.settings.speculative_read_seconds,
+            rate_patience_seconds=pool.settings.rate_patience_seconds,
+        )
         self._patience_seconds = (
             pool.settings.read_timeout_seconds
             if metadata.write_quorum_size == 1

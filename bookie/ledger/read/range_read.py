@@ -167,5 +167,6 @@ class RangeRead:
                 told.next_entry_id,
                 told.stopped_by,
                 told.message,
+                told.retry_after_ms / 1000,
             )
         )

@@ -9,9 +9,11 @@ The ids of a window that share a write set form a **part**: one part without str
 per class. One replica serves a part as long as it returns entries. After any failure for the next
 id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set serves
 the part. After a silence, a second replica is asked as well, and the first answer with entries is
-used. The read fails only if all replicas failed for the same id. If all replicas answered that they
-do not have the entry, the read ends with `NoSuchEntryError`. Otherwise it ends with the error of a
-replica that failed in another way.
+used. If a replica says that a rate is used up, and no other one can serve the id, the read waits
+for the shortest time that was named. It waits at most `rate_patience_seconds` for one id. The read
+fails only if all replicas failed for the same id. If all replicas answered that they do not have
+the entry, the read ends with `NoSuchEntryError`. Otherwise it ends with the error of a replica that
+failed in another way.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class ReadAnswered:
     next_entry_id: int = NO_ENTRY
     stopped_by: Status = Status.OK
     message: str = ""
+    retry_after_seconds: float = 0.0
+    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
 
 
 ReaderEvent = Continue | ReadAnswered | TimerFired
@@ -103,6 +107,8 @@ class ReaderLimits:
     """The number of rounds over all replicas before an id counts as unreadable."""
     retry_seconds: float = 0.5
     """The pause before the next round over all replicas."""
+    rate_patience_seconds: float = 60.0
+    """The time for which one id may wait for bookies whose rate is used up."""
     striped_window_entries: int = 4096
     """The number of ids fetched at once from a striped ledger, because the reader sorts them."""
 
@@ -121,6 +127,10 @@ class _Part:
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
     """Maps a slot to the reason why it failed to serve `position` in this round."""
     attempts: int = 0
+    retries_after: dict[int, float] = field(default_factory=dict)
+    """Maps a slot that named a time in this round to that time, in seconds."""
+    waited_seconds: float = 0.0
+    """The times that `position` has waited for bookies whose rate is used up."""
     requests: dict[int, int] = field(default_factory=dict)
     """Maps the number of a request under way to its slot."""
 
@@ -242,7 +252,9 @@ class LedgerRead:
             if status is Status.OK:
                 status, message = Status.IO_ERROR, "the answer does not hold what was asked for"
         part.failures[slot] = (status, message)
-        if not status.is_definite_negative:
+        if status is Status.TOO_MANY_REQUESTS and answer.retry_after_seconds:
+            part.retries_after[slot] = answer.retry_after_seconds
+        elif not status.is_definite_negative:
             self.suspects |= 1 << slot
         if part.requests:
             return effects
@@ -255,7 +267,8 @@ class LedgerRead:
         part.entries = [*part.entries, *answer.entries] if part.entries else answer.entries
         part.position = part.stripe.next_id(part.entries[-1].entry_id + 1)
         part.failures.clear()
-        part.attempts = 0
+        part.retries_after.clear()
+        part.attempts, part.waited_seconds = 0, 0.0
         members = self.quorum.write_set(part.position)
         if slot in members:
             part.replica = members.index(slot)
@@ -271,14 +284,19 @@ class LedgerRead:
     def _all_failed(self, part: _Part) -> list[ReaderEffect]:
         """Start another round or fail, because no replica is left for `part.position`."""
         undenied = [f for f in part.failures.values() if not f[0].is_definite_negative]
+        soonest = min(part.retries_after.values(), default=0.0)
+        if soonest and part.waited_seconds + soonest <= self.limits.rate_patience_seconds:
+            part.waited_seconds += soonest
+            return [StartTimer(("retry", self.parts.index(part)), soonest)]
         part.attempts += 1
-        if undenied and part.attempts < self.limits.attempts_max:
+        if undenied and not soonest and part.attempts < self.limits.attempts_max:
             return [StartTimer(("retry", self.parts.index(part)), self.limits.retry_seconds)]
         self.ended = True
         where = f"entry {part.position} of ledger {self.metadata.ledger_id}"
         if undenied:
             status, message = undenied[0]
-            error = error_for_status(status, f"{where} could not be read: {message or status.name}")
+            text = f"{where} could not be read: {message or status.name}"
+            error = error_for_status(status, text, soonest)
         else:
             error = NoSuchEntryError(f"{where} does not exist on any bookie that should store it")
         timers = [request for p in self.parts for request in p.requests]
@@ -289,6 +307,7 @@ class LedgerRead:
         if kind == "retry":
             part = self.parts[number]
             part.failures.clear()
+            part.retries_after.clear()
             return self._ask(part)
         assert kind == "speculate"
         asked = next((p for p in self.parts if number in p.requests), None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookie.entry.batch import EntryBatch
 from bookie.entry.digest import Digester
 from bookie.entry.entry import Entries, Entry, parse_header, unpack_lac, unpack_packet, verify_batch
-from bookie.errors import ChecksumError, FormatError, NoSuchLedgerError
+from bookie.errors import ChecksumError, FormatError, NoSuchLedgerError, TooManyRequestsError
 from bookie.ids import NO_ENTRY, Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.metadata import LedgerMetadata
@@ -30,6 +31,8 @@ class VerifiedRead:
     next_entry_id: int = NO_ENTRY
     stopped_by: Status = Status.OK
     message: str = ""
+    retry_after_ms: int = 0
+    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ def verify_read(reply: ReadReply, digester: Digester) -> VerifiedRead:
             next_entry_id=reply.next_entry_id,
             stopped_by=reply.stopped_by,
             message=reply.message,
+            retry_after_ms=reply.retry_after_ms,
         )
     try:
         entries = verify_batch(batch, digester)
@@ -139,16 +143,25 @@ async def list_stored(
     """
     channel = pool.connection(bookie_id).channel()
     ranges: list[tuple[int, int]] = []
-    try:
-        async for firsts, lasts in channel.list_entries(
-            metadata.ledger_id,
-            first,
-            last,
-            key=metadata.password_key,
-            timeout=pool.settings.read_timeout_seconds,
-            incarnation=incarnation,
-        ):
-            ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
-    except NoSuchLedgerError:
-        return []
-    return ranges
+    waited = 0.0
+    while True:
+        try:
+            async for firsts, lasts in channel.list_entries(
+                metadata.ledger_id,
+                first,
+                last,
+                key=metadata.password_key,
+                timeout=pool.settings.read_timeout_seconds,
+                incarnation=incarnation,
+            ):
+                ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
+        except NoSuchLedgerError:
+            return []
+        except TooManyRequestsError as error:
+            # A bookie admits a listing before its first page.
+            waited += error.retry_after_seconds
+            if not error.retry_after_seconds or waited > pool.settings.rate_patience_seconds:
+                raise
+            await asyncio.sleep(error.retry_after_seconds)
+        else:
+            return ranges

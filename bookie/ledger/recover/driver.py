@@ -8,7 +8,7 @@ from collections import Counter
 from bookie.errors import BadVersionError, BookieError
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.ledger.connection.calls import Calls, carry_out_metadata
+from bookie.ledger.connection.calls import Calls, carry_out_metadata, patiently
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import (
     ChooseNewcomers,
@@ -175,7 +175,11 @@ class _RecoveryDriver:
             incarnation = await self._incarnations.of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             timeout = self._pool.settings.read_timeout_seconds
-            reply = await channel.read(command, timeout=timeout, incarnation=incarnation)
+            # A read that does not fence may be held to a rate.
+            reply = await patiently(
+                lambda: channel.read(command, timeout=timeout, incarnation=incarnation),
+                self._pool.settings.rate_patience_seconds,
+            )
         except BookieError as error:
             return RecoveryReadAnswered(effect.round, effect.slot, error.status, message=str(error))
         return read_answered(effect, verify_read(reply, self._encoder.digester))

@@ -6,8 +6,8 @@ its oldest batch, and for each batch that it takes the writer may send one more 
 anything is sent in vain, although all batches wait. The slot is no longer paced once it has taken
 every batch.
 
-Two timers belong to a paced slot, beside `resend` for the time that the bookie named. `paced` is the
-deadline of the batches that were sent: the deadlines of batches themselves excuse paced slots.
+Three timers belong to a paced slot. `resend` is the time that the bookie named. `paced` is the
+deadline of the batches that were sent, because the deadlines of batches excuse paced slots.
 `patience` is the time for which appends wait while the bookie takes nothing.
 """
 

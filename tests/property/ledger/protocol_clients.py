@@ -106,10 +106,12 @@ class SimWriter:
                         self.told_lost.add((bookie_id, stream.incarnation))
                     self.step(writer_events.SlotLost(slot, joined))
                 case (Status() as status, (int() as number, int() as epoch)):
+                    seconds = 2.0 if status is Status.TOO_MANY_REQUESTS else 0.0
                     if number < 0:
-                        self.step(writer_events.LacAnswered(slot, epoch, status))
+                        self.step(writer_events.LacAnswered(slot, epoch, status, "", seconds))
                     else:
-                        self.step(writer_events.AddAnswered(number, slot, epoch, status))
+                        answer = writer_events.AddAnswered(number, slot, epoch, status, "", seconds)
+                        self.step(answer)
                 case _:
                     raise AssertionError(answer)
 

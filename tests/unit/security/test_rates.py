@@ -59,8 +59,7 @@ class Room:
         try:
             self.rates.admit(who, ledger_id, Traffic.ADD, size)
         except TooManyRequestsError as error:
-            assert error.retry_after_seconds > 0
-            return error.retry_after_seconds
+            return error.retry_after_seconds or -1.0
         return 0.0
 
 

@@ -54,9 +54,9 @@ class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
 
     If the caller may not add at all, `refusal` answers every request. His roles are asked for each
-    request; without a `caller` everything is permitted. The `meter` charges his rate. `is_named` is True if the
-    caller named the bookie's incarnation. The initial metadata contains the incarnation, the
-    process's `life` and the bookie's id.
+    request; without a `caller` everything is permitted. The `meter` charges his rate. `is_named`
+    is True if the caller named the bookie's incarnation. The initial metadata contains the
+    incarnation, the process's `life` and the bookie's id.
     """
 
     def __init__(

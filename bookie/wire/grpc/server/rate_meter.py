@@ -14,9 +14,9 @@ from bookie.wire.interfaces import IdentifiedCall
 class RateMeter:
     """The meter of one stream or call.
 
-    Requests of a recovery pass, and so do those of callers who may repair: they have the right LIST,
-    which repairers and admins alone have. Where no roles are asked for, everybody has it, so it
-    exempts nobody there.
+    Requests of a recovery pass, and so do those of callers who may repair: they have the right
+    LIST, which repairers and admins alone have. Where no roles are asked for, everybody has it, so
+    it exempts nobody there.
 
     Args:
         rates: decides, and charges.

@@ -77,7 +77,7 @@ class BookieService:
         gatekeeper: Gatekeeper | None = None,
         rates: Rates | None = None,
     ) -> None:
-        """Without a `gatekeeper`, everybody may do everything; without `rates`, as often as wanted."""
+        """Without a `gatekeeper`, everybody may do everything; without `rates`, at any rate."""
         self._node = node
         self._rates = rates
         self._gatekeeper = gatekeeper
@@ -374,7 +374,6 @@ class BookieService:
             return caller if self._gatekeeper.is_required else None, None
         except BookieError as error:
             return None, error
-
 
     def _meter(self, context: IdentifiedCall, refusal: BookieError | None) -> RateMeter | None:
         """Return who is charged for a call; None if nothing is limited, or nobody was let in."""

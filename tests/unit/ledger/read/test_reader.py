@@ -6,7 +6,12 @@ from typing import TypeVar
 
 from bookie.entry.batch import EntryBatch
 from bookie.entry.entry import verify_batch
-from bookie.errors import BookieUnreachableError, ChecksumError, NoSuchEntryError
+from bookie.errors import (
+    BookieUnreachableError,
+    ChecksumError,
+    NoSuchEntryError,
+    TooManyRequestsError,
+)
 from bookie.ids import Status
 from bookie.ledger.exchange import CancelTimer, StartTimer, TimerFired
 from bookie.ledger.metadata import Fragment
@@ -17,6 +22,7 @@ from bookie.ledger.read.reader import (
     ReadAnswered,
     ReadDone,
     ReaderEffect,
+    ReaderLimits,
     ReadFailed,
     SendRead,
 )
@@ -221,3 +227,59 @@ def test_a_failure_waits_for_the_other_request() -> None:
     assert of_type(read.step(ReadAnswered(first.request, NO)), SendRead) == []
     assert read.step(TimerFired(("speculate", first.request))) == []
     assert delivered(read.step(answer(second.request, packed(0, 1), 1))) == [0]
+
+
+def limited(request: int, seconds: float) -> ReadAnswered:
+    """The bookie says that the rate is used up, and when to come back."""
+    status = Status.TOO_MANY_REQUESTS
+    return ReadAnswered(request, status, message="come back", retry_after_seconds=seconds)
+
+
+def test_a_replica_whose_rate_is_used_up_gives_way_to_another() -> None:
+    read = LedgerRead(ledger(), 0, 4)
+    first = sent(read.step(Continue()))
+    second = sent(read.step(limited(first.request, 7.0)))
+    assert second.bookie_id != first.bookie_id
+    assert delivered(read.step(answer(second.request, packed(0, 5), 5))) == [0, 1, 2, 3, 4]
+
+
+def test_the_read_waits_for_the_shortest_time_that_was_named() -> None:
+    """Any number of times, as long as the patience lasts; a wait counts as no attempt."""
+    read = LedgerRead(ledger(), 0, 4)
+    effects = read.step(Continue())
+    for _ in range(5):
+        for seconds in (9.0, 4.0):
+            effects = read.step(limited(sent(effects).request, seconds))
+        effects = read.step(limited(sent(effects).request, 6.0))
+        assert StartTimer(("retry", 0), 4.0) in effects
+        effects = read.step(TimerFired(("retry", 0)))
+    send = sent(effects)
+    assert delivered(read.step(answer(send.request, packed(0, 5), 5))) == [0, 1, 2, 3, 4]
+
+
+def test_the_read_fails_when_the_patience_is_over() -> None:
+    read = LedgerRead(ledger(), 0, 4, limits=ReaderLimits(rate_patience_seconds=10))
+    effects = read.step(Continue())
+    for _ in range(3):
+        for _ in range(3):
+            effects = read.step(limited(sent(effects).request, 4.0))
+        if of_type(effects, ReadFailed):
+            break
+        effects = read.step(TimerFired(("retry", 0)))
+    (failed,) = of_type(effects, ReadFailed)
+    assert isinstance(failed.error, TooManyRequestsError)
+    assert failed.error.retry_after_seconds == 4.0
+    assert read.parts[0].waited_seconds == 8.0
+
+
+def test_progress_renews_the_patience() -> None:
+    read = LedgerRead(ledger(), 0, 9, limits=ReaderLimits(rate_patience_seconds=10))
+    effects = read.step(Continue())
+    for first in (0, 5):
+        for _ in range(2):
+            for _ in range(3):
+                effects = read.step(limited(sent(effects).request, 5.0))
+            effects = read.step(TimerFired(("retry", 0)))
+        read.step(answer(sent(effects).request, packed(first, 5), first + 5))
+        effects = read.step(Continue())
+    assert effects == [ReadDone()]
