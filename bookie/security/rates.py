@@ -7,7 +7,7 @@ for the bytes that it adds, for those that it reads, and for its requests. A buc
 of one second.
 
 A request is admitted while none of its buckets is empty, whatever its size, and is then charged in
-full. So a bucket may owe something, and a message larger than a bucket passes, too. An answer to a
+full. So a bucket may owe something, and a message larger than a bucket passes, too. The answer to a
 request that is not admitted says when the bucket owes nothing any more.
 
 Recovery, repair and admins are never limited: a ledger that nobody can recover or copy is in
@@ -45,7 +45,7 @@ class TokenBucket:
     """An allowance that grows by `rate` a second, up to the worth of one second.
 
     Args:
-        rate: what is allowed in a second; more than 0.
+        rate: what is allowed in a second, at least 1.
         now: the present time, in seconds. At first the bucket is full.
     """
 
@@ -59,9 +59,9 @@ class TokenBucket:
     def wait_seconds(self, now: float) -> float:
         """Return 0 if a request may go on now, else the time until one may."""
         self._fill(now)
-        if self._level > 0:
+        if self._level >= 1:
             return 0.0
-        return max(-self._level / self.rate, RETRY_SECONDS_MIN)
+        return max((1 - self._level) / self.rate, RETRY_SECONDS_MIN)
 
     def charge(self, amount: float, now: float) -> None:
         """Take `amount`, even if that is more than there is."""
