@@ -91,11 +91,13 @@ REPLIES = [
     codec.encode_read_response(ReadReply(Status.OK, "", batch(gap=True), 20, Status(5), 9), 12),
     codec.encode_read_response(ReadReply(Status.OK, "", batch(count=1))),
     codec.encode_read_response(ReadReply(Status(2), "no such entry", None, 3), 2**40),
+    codec.encode_read_response(ReadReply(Status(7), "come back", retry_after_ms=700), 5),
 ]
 
 ANSWERS = [
     codec.encode_add_response(17, Status.OK),
     codec.encode_add_response(2**40, Status(4), "the ledger is fenced"),
+    codec.encode_add_response(3, Status(7), "come back", 2**32 - 1),
 ]
 
 
@@ -287,6 +289,7 @@ TARGETS: Sequence[Target] = (
             LacReply(Status.OK, "", bytes(batch(count=1).payload), LAC_PACKET, 9, True)
         ),
         unary_codec.encode_lac_reply(LacReply(Status(3), "gone")),
+        unary_codec.encode_lac_reply(LacReply(Status(7), "come back", retry_after_ms=700)),
         encode=unary_codec.encode_lac_reply,
     ),
     message(

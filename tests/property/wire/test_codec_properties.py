@@ -175,14 +175,19 @@ def test_a_lac_alone_has_the_bytes_of_the_generated_code_and_parses_back(
     assert (command.master_key, command.lac_packet) == (key, lac_packet)
 
 
-@given(UINT64, STATUSES, st.text(max_size=200))
+@given(UINT64, STATUSES, st.text(max_size=200), st.just(0) | UINT32)
 def test_an_add_response_has_the_bytes_of_the_generated_code_and_parses_back(
-    request_id: int, status: Status, text: str
+    request_id: int, status: Status, text: str, retry_after_ms: int
 ) -> None:
-    message = pb.AddResponse(request_id=request_id, status=status.value, message=text)  # type: ignore[arg-type]
-    data = codec.encode_add_response(request_id, status, text)
+    message = pb.AddResponse(
+        request_id=request_id,
+        status=status.value,  # type: ignore[arg-type]
+        message=text,
+        retry_after_ms=retry_after_ms,
+    )
+    data = codec.encode_add_response(request_id, status, text, retry_after_ms)
     assert data == message.SerializeToString(deterministic=True)
-    assert codec.parse_add_response(data) == (request_id, status, text)
+    assert codec.parse_add_response(data) == (request_id, status, text, retry_after_ms)
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=coalesce.COALESCED_MAX))
@@ -282,6 +287,7 @@ def test_a_read_request_has_the_bytes_of_the_generated_code_and_parses_back(
     st.none() | batches(),
     st.tuples(INT64, STATUSES, INT64),
     st.just(0) | UINT64,
+    st.just(0) | UINT32,
 )
 def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
     status: Status,
@@ -289,6 +295,7 @@ def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
     batch: EntryBatch | None,
     end: tuple[int, Status, int],
     request_id: int,
+    retry_after_ms: int,
 ) -> None:
     next_entry_id, stopped_by, max_lac = end
     message = pb.ReadResponse(
@@ -298,19 +305,21 @@ def test_a_read_response_has_the_bytes_of_the_generated_code_and_parses_back(
         stopped_by=stopped_by.value,  # type: ignore[arg-type]
         max_lac=max_lac,
         request_id=request_id,
+        retry_after_ms=retry_after_ms,
     )
     if batch is not None:
         message.first_entry_id = batch.first_entry_id
         message.entry_id_steps.extend(steps_of(batch))
         message.entry_sizes.extend(batch.sizes.tolist())
         message.payload = bytes(batch.payload)
-    reply = ReadReply(status, text, batch, next_entry_id, stopped_by, max_lac)
+    reply = ReadReply(status, text, batch, next_entry_id, stopped_by, max_lac, retry_after_ms)
     data = codec.encode_read_response(reply, request_id)
     assert codec.scan_read_response(data)[0] == request_id
     assert data == message.SerializeToString(deterministic=True)
     parsed = codec.parse_read_response(data, 7 if batch is None else batch.ledger_id)
     assert_same(parsed.batch, batch)
     assert (parsed.status, parsed.message) == (status, text)
+    assert parsed.retry_after_ms == retry_after_ms
     assert (parsed.next_entry_id, parsed.stopped_by, parsed.max_lac) == (
         next_entry_id,
         stopped_by,
@@ -385,7 +394,8 @@ def test_what_parses_means_the_same_to_the_generated_code(
     except DecodeError:  # the generated code refuses text that is not UTF-8; ours replaces it
         assert "�" in parsed.message
         return
-    assert codec.AddAnswer(message.request_id, Status(message.status), message.message) == parsed
+    status, retry_after_ms = Status(message.status), message.retry_after_ms
+    assert (message.request_id, status, message.message, retry_after_ms) == parsed
 
 
 @given(batches(), UINT64, st.lists(wire_fields(), max_size=4), st.permutations(range(4)))

@@ -198,3 +198,15 @@ def test_long_sentences_are_cut() -> None:
     """An answer's sentence has a bound, in characters."""
     answer = codec.parse_add_response(codec.encode_add_response(1, Status.IO_ERROR, "ä" * 5000))
     assert answer.message == "ä" * codec.MESSAGE_TEXT_CHARACTERS_MAX
+
+
+def test_an_answer_that_names_no_time_has_the_bytes_that_it_always_had() -> None:
+    """And an older client skips the time: its number is one that it does not know."""
+    assert codec.encode_add_response(5, Status.OK) == b"\x08\x05"
+    refused = codec.encode_add_response(5, Status.TOO_MANY_REQUESTS, "", 300)
+    assert refused == b"\x08\x05\x10\x07\x20\xac\x02"
+    assert codec.parse_add_response(b"\x08\x05\x10\x07").retry_after_ms == 0
+    reply = ReadReply(Status.TOO_MANY_REQUESTS, next_entry_id=0, max_lac=0)
+    assert codec.encode_read_response(reply) == b"\x08\x07"
+    later = codec.encode_read_response(reply._replace(retry_after_ms=300))
+    assert later == b"\x08\x07\x50\xac\x02"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
+from typing import Final
 
 from bookie.errors import BookieError, TooManyRequestsError, WrongBookieError
 from bookie.ids import Status
@@ -11,6 +12,9 @@ from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import Reply
 
 _log = event_log(__name__)
+
+RETRY_AFTER_MS_MAX: Final = 2**32 - 1
+"""The longest time that an answer can name, 49 days."""
 
 
 class ErrorMapper:
@@ -48,4 +52,6 @@ class ErrorMapper:
 
 
 def _retry_after_ms(error: BookieError) -> int:
-    return ceil(error.retry_after_seconds * 1000) if isinstance(error, TooManyRequestsError) else 0
+    if not isinstance(error, TooManyRequestsError):
+        return 0
+    return min(ceil(error.retry_after_seconds * 1000), RETRY_AFTER_MS_MAX)
