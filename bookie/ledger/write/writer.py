@@ -329,6 +329,7 @@ class LedgerWriter:
         pacing = self.delivery.pacing
         if slot not in pacing.slots:
             return []
+        self.slots.refusals.pop(slot, None)
         return self._unless_paced(slot, pacing.taken(slot, batch.number))
 
     def _on_pace(self, kind: str, slot: int) -> list[WriterEffect]:

@@ -375,6 +375,9 @@ class ServerCall:
     def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
         return self._metadata
 
+    def peer(self) -> str:
+        return f"simulated:{self._connection.client.host}"
+
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)
 

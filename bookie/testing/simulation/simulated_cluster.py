@@ -38,6 +38,7 @@ from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.repair.own_damage import OwnDamage
 from bookie.repair.service import keep_repairing
+from bookie.security.rates import LogDirectory, Rates
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import SimulatedLoop
@@ -324,7 +325,7 @@ class SimulatedBookie:
                     instance_id=instance_id,
                     garbage=GARBAGE,
                 ) as started,
-                self._port(gate, BookieService(started.bookie, LIMITS, metrics)),
+                self._port(gate, self._service(started.bookie, metrics)),
             ):
                 self.incarnations.append(started.bookie.incarnation)
                 endpoint = Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")
@@ -385,6 +386,16 @@ class SimulatedBookie:
             service.end_streams()
             if self.process is not None and self.process.is_alive:
                 await asyncio.sleep(DRAIN_SECONDS / 10)
+
+    def _service(self, node: Bookie, metrics: Metrics) -> BookieService:
+        limited = metrics.rate_limited_total
+        rates = Rates(
+            lambda: node.settings,
+            self.cluster.loop.time,
+            lambda kind: limited.labels(kind).inc(),
+            LogDirectory(),
+        )
+        return BookieService(node, LIMITS, metrics, rates=rates)
 
     async def _dies(self) -> None:
         await self._died.wait()

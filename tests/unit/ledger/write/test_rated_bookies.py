@@ -25,15 +25,15 @@ def hold(cluster: RealCluster, settings: NodeSettings, *numbers: int) -> None:
 
 
 def client_of(cluster: RealCluster, **options: float) -> BookKeeper:
-    """A client whose deadlines are shorter than the times that bookies name."""
+    """A client whose batches are worth half a second."""
     return connect(cluster.uri, batch_bytes_max=16_000, **options)
 
 
 async def test_appends_wait_and_keep_their_order(tmp_path: Path) -> None:
-    """Deadlines pass while bookies name longer times; there is a spare, and it stays one."""
+    """There is a spare, and it stays one."""
     async with real_cluster(tmp_path, 4) as cluster:
         hold(cluster, RATE)
-        async with client_of(cluster, add_timeout_seconds=0.2, read_timeout_seconds=20) as client:
+        async with client_of(cluster) as client:
             writer = await client.create_ledger(
                 ensemble_size=3, write_quorum_size=3, ack_quorum_size=3
             )
@@ -118,9 +118,9 @@ async def test_a_reader_asks_another_replica_or_waits(tmp_path: Path) -> None:
             assert len([entry async for entry in reader.read()]) == 3
         hold(cluster, slow)
         reader = await client.open_ledger(writer.ledger_id)
-        assert len([entry async for entry in reader.read()]) == 3
         with pytest.raises(TooManyRequestsError) as caught:
-            [entry async for entry in reader.read()]
+            for _ in range(4):  # each bookie takes one at most
+                assert len([entry async for entry in reader.read()]) == 3
         assert caught.value.retry_after_seconds > 100
         # Recovery is never limited: another client may still take over.
         other = await client.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=3)
