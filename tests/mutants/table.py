@@ -7,6 +7,7 @@ from tests.mutants.cluster_mutants import CLUSTER_MUTANTS
 from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
+from tests.mutants.rate_mutants import RATE_MUTANTS
 from tests.mutants.repair_mutants import REPAIR_MUTANTS
 from tests.mutants.security_mutants import SECURITY_MUTANTS
 from tests.mutants.spark_mutants import SPARK_MUTANTS
@@ -17,6 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLUSTER_MUTANTS,
     *COORDINATION_MUTANTS,
     *LOG_MUTANTS,
+    *RATE_MUTANTS,
     *REPAIR_MUTANTS,
     *SYNC_MUTANTS,
     *SECURITY_MUTANTS,
