@@ -267,10 +267,12 @@ class TooManyRequestsError(UnavailableError):
 
     status = Status.TOO_MANY_REQUESTS
 
+    retry_after_seconds: float = 0.0
+    """The time after which the bookie wants to be asked again, in seconds; 0 if it named none."""
+
     def __init__(self, *args: object, retry_after_seconds: float = 0.0) -> None:
         super().__init__(*args)
         self.retry_after_seconds = retry_after_seconds
-        """The time after which the bookie wants to be asked again; 0 if it named none."""
 
 
 class ShuttingDownError(UnavailableError):

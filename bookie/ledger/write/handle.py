@@ -259,6 +259,8 @@ class WriterHandle:
                 below, the outcome is unknown; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
+            TooManyRequestsError: a rate is used up, and a bookie took nothing for so long that the
+                client's patience is over.
             LedgerError, RequestError: a bookie refused the add; the writer ends.
         """
         # Check the thread once per turn; other appends of the turn only compare an integer.
