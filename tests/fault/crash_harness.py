@@ -281,7 +281,7 @@ class CrashHarness:
         """A plain add to each fenced ledger is refused."""
         answers: asyncio.Queue[tuple[int, Status]] = asyncio.Queue()
         stream = channel.add_stream(
-            lambda request_id, status, _: answers.put_nowait((request_id, status)),
+            lambda request_id, status, *_: answers.put_nowait((request_id, status)),
             lambda error: answers.put_nowait((-1, Status.IO_ERROR)),
         )
         fenced = self.promises.fenced
@@ -382,7 +382,9 @@ class Load:
             )
         )
 
-    def _answered(self, request_id: int, status: Status, message: str) -> None:
+    def _answered(
+        self, request_id: int, status: Status, message: str, _retry_after_ms: int
+    ) -> None:
         sent_id, ledger, stored, was_fenced = self._in_flight.popleft()
         self._room.release()
         if request_id != sent_id:

@@ -36,7 +36,7 @@ async def add_entries(home: Home, first: int, count: int, size: int) -> list[Sta
         address = f"127.0.0.1:{home.sections['listen']['port']}"
         channel = BookieChannel(address, instance_id, tasks)
         stream = channel.add_stream(
-            lambda _id, status, _message: answers.put_nowait(status),
+            lambda _id, status, *_: answers.put_nowait(status),
             lambda _error: answers.put_nowait(Status.IO_ERROR),
         )
         for entry_id in range(first, first + count):

@@ -259,7 +259,9 @@ class Client:
         command = ReadCommand(ledger.ledger_id, entry_id, entry_id)
         return (await self._channel.read(command, timeout=CALL_SECONDS)).status
 
-    def _answered(self, request_id: int, status: Status, message: str) -> None:
+    def _answered(
+        self, request_id: int, status: Status, message: str, _retry_after_ms: int
+    ) -> None:
         self._answers.pop(request_id).set_result(status)
 
     def _broken(self, error: BookieError) -> None:

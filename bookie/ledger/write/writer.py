@@ -335,11 +335,10 @@ class LedgerWriter:
     def _on_pace(self, kind: str, slot: int) -> list[WriterEffect]:
         """Handle a timer of a paced slot."""
         pacing, bit = self.delivery.pacing, 1 << slot
-        match kind:
-            case "resend":
-                return self._unless_paced(slot, pacing.go_on(slot))
-            case "paced":
-                return [] if pacing.slots[slot].is_waiting else self._bury(bit)
+        if kind == "resend":
+            return self._unless_paced(slot, pacing.go_on(slot))
+        if kind == "paced":
+            return [] if pacing.slots[slot].is_waiting else self._bury(bit)
         # The appends of a confirmed batch have returned, so nobody waits for this bookie then.
         waiting = next(iter(self.window.pending), None)
         if waiting is None or not waiting.slots & ~waiting.acked & bit:
