@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def hold(cluster: RealCluster, settings: NodeSettings, *numbers: int) -> None:
         cluster.bookies[number].settings = settings
 
 
-def client_of(cluster: RealCluster, **options: float) -> BookKeeper:
+def client_of(cluster: RealCluster, **options: Any) -> BookKeeper:
     """A client whose batches are worth half a second."""
     return connect(cluster.uri, batch_bytes_max=16_000, **options)
 
