@@ -217,7 +217,7 @@ class Rates:
         """Admit one request and charge it.
 
         Args:
-            identity: of `identity_of`.
+            identity: of `account_name`.
             ledger_id: the ledger, for its namespace.
             traffic: whether `size` are bytes to add or to read.
             size: the bytes that are known before the request is served.
@@ -293,7 +293,7 @@ class Rates:
         self._is_on = identity.is_set or namespace.is_set
 
 
-def identity_of(principal: str, address: str) -> str:
+def account_name(principal: str, address: str) -> str:
     """Return the name under which a caller is counted.
 
     Args:

@@ -21,7 +21,7 @@ from bookie.security.rates import (
     Rates,
     TokenBucket,
     Traffic,
-    identity_of,
+    account_name,
 )
 
 
@@ -220,7 +220,7 @@ def test_memory_is_bounded_though_nobody_pays() -> None:
     ],
 )
 def test_a_caller_is_his_name_or_his_host(principal: str, address: str, identity: str) -> None:
-    assert identity_of(principal, address) == identity
+    assert account_name(principal, address) == identity
 
 
 async def test_look_ups_in_the_background_are_bounded() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.grants import ANONYMOUS
-from bookie.security.rates import Rates, Traffic, identity_of
+from bookie.security.rates import Rates, Traffic, account_name
 from bookie.security.rights import Right
 from bookie.wire.commands import AddCommand, ReadCommand, ReadReply
 from bookie.wire.grpc.server.callers import caller_of
@@ -35,7 +35,7 @@ class RateMeter:
             caller = caller_of(gatekeeper, context)
             principal = caller.principal
             self._judged = caller if gatekeeper.is_required else None
-        self._identity = identity_of(principal, context.peer())
+        self._identity = account_name(principal, context.peer())
 
     def add(self, command: AddCommand, size: int) -> None:
         """Admit an add whose request has `size` bytes.
