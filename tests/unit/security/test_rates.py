@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from bookie.config import NodeSettings
-from bookie.errors import TooManyRequestsError
+from bookie.errors import MetadataUnavailableError, TooManyRequestsError
 from bookie.security.grants import ANONYMOUS
-from bookie.security.permissions import LOOK_UPS_WAITING_MAX, LedgerLogs
+from bookie.security.permissions import LOOK_UPS_EACH_MAX, LOOK_UPS_LATER_MAX, LedgerLogs
 from bookie.security.rates import (
     ACCOUNTS_MAX,
     ASK_AGAIN_SECONDS,
@@ -23,6 +23,7 @@ from bookie.security.rates import (
     Traffic,
     account_name,
 )
+from tests.unit.wire.fake_node import until
 
 
 class Logs(LogDirectory):
@@ -223,22 +224,47 @@ def test_a_caller_is_his_name_or_his_host(principal: str, address: str, identity
     assert account_name(principal, address) == identity
 
 
-async def test_look_ups_in_the_background_are_bounded() -> None:
-    """Nobody floods the store by adding to many ledgers."""
-    answer, begun = asyncio.Event(), []
+class Store:
+    """A metadata store that answers when the test says so."""
 
-    async def find(ledger_id: int) -> str | None:
-        begun.append(ledger_id)
-        await answer.wait()
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.answers = asyncio.Event()
+        self.error: Exception | None = None
+        self.logs = LedgerLogs(self.find)
+
+    async def find(self, ledger_id: int) -> str | None:
+        self.begun.append(ledger_id)
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
         return f"shop/log{ledger_id}"
 
-    logs = LedgerLogs(find)
-    for ledger_id in range(2 * LOOK_UPS_WAITING_MAX):
-        logs.learn_later(ledger_id)
-        logs.learn_later(ledger_id)
-    await asyncio.sleep(0)
-    assert len(set(begun)) == len(begun) < LOOK_UPS_WAITING_MAX
-    answer.set()
-    assert await logs.learn(LOOK_UPS_WAITING_MAX - 1) == f"shop/log{LOOK_UPS_WAITING_MAX - 1}"
-    assert logs.known(3) == "shop/log3"
-    assert logs.known(LOOK_UPS_WAITING_MAX) is None
+
+async def test_look_ups_in_the_background_are_bounded() -> None:
+    """Nobody floods the store by adding to many ledgers, or holds up who asks for a right."""
+    store = Store()
+    for ledger_id in range(2 * LOOK_UPS_LATER_MAX):
+        store.logs.learn_later(ledger_id)
+        store.logs.learn_later(ledger_id)
+    await asyncio.sleep(0.05)
+    assert store.begun == [*range(LOOK_UPS_EACH_MAX)]
+    store.answers.set()
+    assert await store.logs.learn(5000) == "shop/log5000"
+    await until(lambda: store.logs.known(LOOK_UPS_LATER_MAX - 1) is not None)
+    assert sorted(store.begun) == [*range(LOOK_UPS_LATER_MAX), 5000]
+    assert store.logs.known(LOOK_UPS_LATER_MAX) is None
+    store.logs.learn_later(LOOK_UPS_LATER_MAX)
+    await until(lambda: store.logs.known(LOOK_UPS_LATER_MAX) is not None)
+
+
+async def test_a_look_up_in_the_background_that_fails_is_forgotten() -> None:
+    """The next request may ask again, and nothing is left of the first."""
+    store = Store()
+    store.error = MetadataUnavailableError("the store is away")
+    store.answers.set()
+    store.logs.learn_later(7)
+    await until(lambda: store.begun == [7] and not store.logs._later)
+    store.error = None
+    store.logs.learn_later(7)
+    await until(lambda: store.logs.known(7) == "shop/log7")
