@@ -77,8 +77,10 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_rights_of_processes.py": ALL,
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
-    # By day the same in one process, by `tests/unit/ledger/write/test_rated_bookies.py`.
+    # By day clients in virtual time, by `tests/cluster_sim/test_rates_sim.py`, and several names, by
+    # `tests/unit/wire/grpc/server/test_rate_meter.py`.
     "tests/fault/test_rates_of_processes.py": ALL,
+    "tests/unit/ledger/write/test_rated_bookies.py": 3,
     "tests/fault/test_roles.py": 4,
     # By day each leak that it has found: `test_metadata_connect.py`, `test_http.py`,
     # `test_env_checked.py` and `test_ledger_client.py`.
