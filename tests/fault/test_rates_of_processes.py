@@ -80,13 +80,13 @@ async def test_the_greedy_is_held_to_its_rate_and_the_modest_is_not(
             await the_greedy_was_held_back(cluster, writer, acknowledged, seconds)
             assert held.of(writer) > 1
             assert held.of(other) == 0, "the modest one was never told to come back"
-            assert other.metadata.fragments == other.metadata.fragments[:1]
+            assert len(other.metadata.fragments) == 1
             last = writer.last_add_confirmed
-            reader = await greedy.open_ledger(writer.ledger_id)
-            found = [entry.entry_id async for entry in reader.read(0, last)]
-            assert found == list(range(last + 1)), "reads wait as well, and lose nothing"
             await writer.close()
             await other.close()
+            reader = await greedy.open_ledger(writer.ledger_id)
+            found = [entry.entry_id async for entry in reader.read()]
+            assert found == list(range(last + 1)), "reads wait as well, and lose nothing"
 
 
 async def appends(writer: WriterHandle, stop: asyncio.Event) -> int:
