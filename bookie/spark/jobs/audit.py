@@ -40,7 +40,7 @@ class VerdictCount:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCopy:
-    """A copy whose verdict is not ``ok``, in the form that people see."""
+    """A copy whose verdict is not ``ok``, as a report shows it."""
 
     ledger_id: int
     bookie: str
@@ -84,7 +84,7 @@ class AuditSummary:
 
     @property
     def verified_bytes(self) -> int:
-        """Return the bytes of the packets of all copies whose digests were right."""
+        """Return the total size, in bytes, of the packets whose digests were right."""
         return sum(one.packet_bytes for one in self.counts)
 
     def entries(self, verdict: str) -> int:
@@ -140,7 +140,10 @@ def verdicts(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> DataFrame:
-    """Return the verdicts as a frame. Each action on it audits again, so write it first."""
+    """Return the verdicts as a frame.
+
+    Each Spark action on the frame repeats the audit, so write the frame to files before you use it.
+    """
     reader = spark.read.format("bookkeeper").option("metadata", metadata).option("table", "audit")
     if ledgers is not None:
         reader = reader.option("ledgers", ledgers)

@@ -1,9 +1,10 @@
 """Compact: join many small ledgers of a log into few. No record and no offset changes.
 
-The driver chooses runs of small ranges. Each task copies one run into a new ledger. Then the driver
-publishes all copies of a partition in one step and deletes the old ledgers. The driver works on a
-few partitions at a time, so that their old ledgers are deleted before the next ones are copied.
-Repeat a run of the job that was interrupted; see `bookie.log.compact.compaction`.
+The driver chooses groups of consecutive small ranges. Each task copies one group into a new ledger.
+Then the driver publishes all copies of a partition in one step and deletes the old ledgers. The
+driver works on a few partitions at a time. So the old ledgers of these partitions are deleted
+before other partitions are copied. After an interruption, run the job again; see
+`bookie.log.compact.compaction`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ _Work = tuple[LogPartition, Sequence[CompactionGroup]]
 
 
 def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
-    """Yield rounds of whole partitions, each with enough groups to keep Spark busy."""
+    """Yield rounds of whole partitions. Each round but the last has `groups_min` groups or more."""
     some: list[_Work] = []
     for one in work:
         some.append(one)

@@ -1,12 +1,12 @@
 """The directory of an export, which belongs to one log and to one checkpoint.
 
 A batch replaces the directory with its number. So an export of another log, or with another
-checkpoint, would replace batches of the first export. A checkpoint that is used for another
+checkpoint, would replace batches of the first export. With an old checkpoint, an export to another
 directory would omit the records that were read before. Marks in a directory and in a checkpoint
 show if the two belong together.
 
 Older versions wrote no marks. A directory and a checkpoint without marks belong together if each
-batch holds the records that the checkpoint says it has read.
+batch in the directory holds only records that the checkpoint names for this batch.
 
 ================ ====================== ===========================================================
 mark of target   mark of checkpoint     what happens
@@ -45,7 +45,7 @@ ENDING = ".parquet"
 
 @dataclass(frozen=True, slots=True)
 class WrittenOffsets:
-    """The records of one partition in one batch of an older version."""
+    """The offsets of a partition's records in one batch that an older version wrote."""
 
     batch: int
     log: str
@@ -57,7 +57,7 @@ class WrittenOffsets:
 def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
     """Mark the target and the checkpoint of an export, or check that they have the export's marks.
 
-    The checkpoint is marked first. So if a target has a mark, its checkpoint got one before.
+    The checkpoint is marked first. So if a target has a mark, its checkpoint got a mark earlier.
 
     Args:
         spark: the session.
@@ -89,9 +89,10 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 
 
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
-    """True if each batch of a target has the records that the checkpoint names.
+    """True if each batch of a target holds only records that the checkpoint names for this batch.
 
-    Spark forgets the offsets of old batches; the offsets of at least one batch must be known.
+    Spark removes the offsets of old batches from a checkpoint, so these batches are not checked.
+    The result is False if no batch can be checked.
     """
     known = 0
     for one in written:
@@ -154,7 +155,7 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse an unmarked target of a used checkpoint, unless its runs wrote the target."""
+    """Refuse an unmarked target that the runs of its used checkpoint did not write."""
     if checkpoint is not None:
         raise BadRequestError(
             f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
@@ -176,7 +177,7 @@ def _check_used(
 
 
 def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
-    """Return the offsets in each batch of a target, by the columns of each row's origin."""
+    """Return the first and the last offset of each partition in each batch of a target."""
     found: list[WrittenOffsets] = []
     for directory in DIRECTORIES:
         frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)

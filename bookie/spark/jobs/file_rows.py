@@ -391,7 +391,7 @@ def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
 
 
 def _json_key(name: str, partitions: Sequence[str]) -> tuple[Column, Column]:
-    """Return an object's key, and the reason why the key is not exact, or null."""
+    """Return the record key in the field `name`, and the reason if its text is inexact, or null."""
     if name in partitions:
         return quoted(name), F.lit(None).cast("string")
     quote = '"' if "'" in name else "'"

@@ -153,7 +153,7 @@ def claim_checkpoint(
 def claim_report(spark: SparkSession, metadata: str, report: str, *, writes: bool) -> None:
     """Check that a report belongs to this cluster; mark a new report if `writes` is set.
 
-    Reports of older versions have no marks.
+    Reports of older versions have no marks, and are accepted.
 
     Raises:
         BadRequestError: the report belongs to another cluster.
@@ -186,7 +186,7 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the streaming offset that one file of a checkpoint holds; None for another file.
+    """Return the offset in a file of a checkpoint; None unless the file has exactly one offset.
 
     Spark writes three lines: a version, the batch, and the offset as JSON.
     """

@@ -1,14 +1,15 @@
 """Move rows into logs: publish each row once, or put it into quarantine with a reason.
 
 A job judges the rows of a batch: `judged` marks each row as good or bad. `run_moves` runs all
-batches that a stream has now. Each batch does this, in order:
+batches that a stream has now. Each batch does these steps in order:
 
 1. It counts the rows of each kind. A row of a fatal kind fails the run before anything is written.
 2. It writes the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
-3. It publishes the good rows under the id of the query and the number of the batch, so only once.
-4. It writes its numbers of good, bad and skipped rows to the directory
-   ``CHECKPOINT/moved/batch=N``, by a small file: Spark's own reader and writer of JSON would cost
-   each run three Spark jobs.
+3. It publishes the good rows under the query's id and the batch's number. The log drops a second
+   publication with the same id and number.
+4. It writes the numbers of good, bad and skipped rows to a small file in the directory
+   ``CHECKPOINT/moved/batch=N``. With Spark's own reader and writer of JSON, each run would need
+   three more Spark jobs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ON_BAD = ("fail", "quarantine")
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """The logs to which rows are written, and the rules for this."""
+    """The logs to which a job writes rows, and the settings of these writes."""
 
     metadata: str
     """The URI of the metadata store, as the executors reach it."""
@@ -138,7 +139,7 @@ def judged(
         frame: the rows.
         row: the columns of the sink, for good rows.
         aside: the columns of the quarantine, for bad rows.
-        place: the place of a row, as errors name it.
+        place: the text that names a row in error messages.
         verdicts: for each kind of bad rows, the reason why a row is bad, or null. The first reason
             counts.
     """
@@ -193,8 +194,8 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 
     A checkpoint belongs to the logs that it has written to. For another log, or a log that was
     created again, the checkpoint would omit rows (`bookie.spark.jobs.marks`). Older versions wrote
-    no mark. Without a mark, the log shows if the checkpoint's query has published to it. Missing
-    logs are created if the target says so.
+    no mark. A checkpoint without a mark counts as this job's if its query has finished no batch, or
+    has published to one of the logs. Missing logs are created if `target.create` is set.
 
     Raises:
         NoSuchLogError, BadRequestError: a log is missing, or no job can write to it.
@@ -218,7 +219,10 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
-    """Return the bounds of records of these logs. Call this in a process of the driver."""
+    """Return the limits that each of these logs sets for its records.
+
+    Call this in a process of the driver.
+    """
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}
 
@@ -293,7 +297,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Write the counts of a batch to a file, for the process that started the query."""
+    """Write the counts of a batch to a file, which the process that started the query reads."""
     counts = dict(zip(_COUNTS, (rows, quarantined, skipped), strict=True))
     small_files(spark).write(_note(target, batch), json.dumps(counts), replaces=True)
 

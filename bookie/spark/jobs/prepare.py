@@ -1,7 +1,7 @@
-"""``bookie spark prepare``: the jobs that load the classes of most jobs, and the archive of these.
+"""``bookie spark prepare``: run sample jobs, and archive the Java classes that they load.
 
-The jobs are an ingest, an export and the statistics, on five lines of text. Their data goes to a
-cluster of the caller's that nobody else uses.
+The jobs are an ingest, an export and the statistics, on five lines of text. They load the classes
+that most jobs need. The caller provides a cluster that only these jobs use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG = "prepare"
 def prepare(metadata: str, scratch: Path) -> Path:
     """Make the archive of this installation of Spark, or replace it; return its path.
 
-    Jobs that run meanwhile keep the archive with which they began.
+    Other jobs that run at the same time continue with the old archive.
 
     Args:
         metadata: the URI of an empty cluster.
@@ -67,7 +67,7 @@ def prepare(metadata: str, scratch: Path) -> Path:
 
 
 def _sync(written: Path) -> None:
-    """Let the whole archive survive a loss of power, before it gets its name."""
+    """Make the archive durable by fsync, before it gets its final name."""
     try:
         descriptor = os.open(written, os.O_RDONLY)
     except FileNotFoundError:
@@ -91,9 +91,9 @@ def _run_jobs(spark: SparkSession, metadata: str, scratch: Path) -> None:
 
 @contextmanager
 def _until_java_ended() -> Iterator[None]:
-    """Wait at the end for the Java of this process, which writes the archive as it ends.
+    """At the end of the block, end this process's Java, and wait until it has written the archive.
 
-    Java ends by itself when its standard input does.
+    Java ends when its standard input is closed, and writes the archive before it ends.
     """
     yield
     gateway = SparkContext._gateway

@@ -1,8 +1,9 @@
 """Repair: give bookies the entries that an audit found missing, misplaced or corrupt.
 
-Each task repairs some ledgers, one after the other, under the lock that all repair workers share. A
-task skips copies that were repaired meanwhile. So an interrupted run may be repeated, and two runs
-at once do no harm. Lost bookies are not replaced, because that would change ensembles.
+Each task repairs some ledgers, one after the other. While it repairs a ledger, the task holds the
+ledger's lock, which all repair workers use. A task skips copies that were repaired after the audit.
+So an interrupted run may be repeated, and two runs at once do no harm. Lost bookies are not
+replaced, because that would change ensembles.
 """
 
 from __future__ import annotations

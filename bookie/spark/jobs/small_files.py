@@ -24,10 +24,10 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """Return the texts of the files in a directory, or of one file, by name; {} without any."""
+        """Return the texts of a file or of a directory's files, by file name; {} if none exist."""
 
     def texts_of(self, directories: Sequence[str]) -> list[str]:
-        """Return the texts of the files in these directories, each of which has one at least."""
+        """Return the texts of all files in these directories; each directory must have a file."""
         return [text for one in directories for text in self.texts(one).values()]
 
     @abstractmethod
@@ -51,7 +51,7 @@ def small_files(spark: SparkSession) -> SmallFiles:
 def load_if_there(
     spark: SparkSession, path: str, file_format: str, ending: str
 ) -> DataFrame | None:
-    """Return a frame of the files below a directory that end with `ending`; None without any."""
+    """Return a frame of the files ``*ending`` at any depth of a directory; None if none exist."""
     reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
     try:
         frame = reader.format(file_format).load(path)
