@@ -95,7 +95,7 @@ def stripe_count(stripe: Stripe, first: int, last: int) -> int:
 
 
 def _below(stripe: Stripe, end: int) -> int:
-    """Count the stripe's ids below `end`. The count begins one `modulus` before `first_residue`."""
+    """Count the stripe's ids from `first_residue` minus `modulus` up to `end`, without `end`."""
     whole, rest = divmod(end - stripe.first_residue + stripe.modulus, stripe.modulus)
     return whole * stripe.count + min(rest, stripe.count)
 
