@@ -4,9 +4,9 @@
 
     spark.read.format("bookkeeper").option("metadata", "etcd://…").option("log", "orders").load()
 
-Spark calls this package in several processes: planners, the runner of a stream, and workers. The
-driver's script never runs this package's code. So importing the package starts nothing, and each
-process makes one client (`bookie.sync.shared_client`) at first use.
+Spark calls the source and the sink in several processes beside the driver's script: planners, the
+runner of a stream, and workers. An import of the package starts nothing. Each process makes one
+client (`bookie.sync.shared_client`) when it first needs the client.
 
 | module | what it holds |
 |---|---|

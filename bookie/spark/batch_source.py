@@ -149,7 +149,8 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
 class LedgerBatchReader(DataSourceReader):
     """Reads ledgers.
 
-    An open ledger is read up to the last entry that was confirmed at the planning.
+    The read of an open ledger ends at the last entry that was confirmed when Spark planned the
+    read.
     """
 
     def __init__(self, source: LedgerSource) -> None:
@@ -191,8 +192,9 @@ class LedgerBatchReader(DataSourceReader):
 def check_exists(source: LogSource | LedgerSource) -> None:
     """Refuse logs and ledgers that do not exist.
 
-    A stream without `failOnDataLoss` may continue without a deleted log, so its missing logs are
-    not refused here. Then a batch fails at its first action, and a new stream at its start.
+    If `failOnDataLoss` is false, the function accepts missing logs, because a running stream may
+    continue after the deletion of a log. With a missing log, a batch fails at its first action, and
+    a new stream fails at its start.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError: a log or ledger does not exist.

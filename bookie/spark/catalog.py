@@ -65,10 +65,10 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the options that the columns carry; none unless these are all columns of one table.
+    """Return the options that the columns carry; {} if the columns are only some of a table's.
 
-    A query may return some columns of a table, and a user may write them elsewhere. The options of
-    the table then have no effect on the write.
+    A user may select some columns of a table, and write them to another place. The options of the
+    table have no effect on this write.
     """
     texts = {one.metadata.get(CARRIED, "") for one in schema}
     if len(texts) != 1 or not (text := texts.pop()):

@@ -1,12 +1,13 @@
-"""Where the archive of Java's classes lies, and the options with which Java reads or writes it.
+"""The path of the archive of Java's classes, and Java's options to read or write the archive.
 
-Java takes 6 s of a processor to find, check and link Spark's classes, in each job anew. The archive
-holds them as they are in memory. ``bookie spark prepare`` makes it, once for each installation of
-Spark, and local sessions read it from then on. It has about 190 MB.
+Without the archive, each job needs 6 s of processor time to find, check and link Spark's classes.
+The archive holds the linked classes, as they are in memory. ``bookie spark prepare`` writes the
+archive once for each installation of Spark. Later local sessions read the archive. Its size is
+about 190 MB.
 
 Java compares the archive with its own version and with Spark's jars. If they differ, Java starts
-without the archive. But Java crashes on an archive that is cut off. So an archive gets its name
-only after Java has written it whole.
+without the archive. But Java crashes on a truncated archive. So an archive gets its final name only
+after Java has written the whole archive.
 
 Source: JEP 350, dynamic archives of application classes.
 """
@@ -34,7 +35,7 @@ def archive_path() -> Path:
 
 
 def reading_options() -> list[str]:
-    """Return Java's options for a session; none if there is no archive that can be trusted."""
+    """Return Java's options to read the archive; [] if it is missing or another user's."""
     path = archive_path()
     try:
         found = path.stat()

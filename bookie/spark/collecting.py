@@ -1,7 +1,7 @@
 """Collect the rows of a frame in the driver, also on a busy machine.
 
-Spark serves the rows on a socket, and gives up if the driver does not connect in time. The error is
-CANNOT_OPEN_SOCKET. PySpark 4.3 hides this error behind an UnboundLocalError.
+Spark serves the rows on a socket, and closes the socket if the driver does not connect in time. The
+error is CANNOT_OPEN_SOCKET. PySpark 4.3 hides this error behind an UnboundLocalError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _log = event_log(__name__)
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """Return all rows of a frame. If the driver got no connection, run the frame's tasks again.
+    """Return all rows of a frame.
+
+    If the driver cannot connect to Spark's socket, run the frame's tasks again, `TRIES` times in
+    all.
 
     Raises:
         Exception: an error of Spark.

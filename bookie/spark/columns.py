@@ -207,7 +207,7 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _parts(items: Sequence[S], sizes: Sequence[int]) -> Iterator[Sequence[S]]:
-    """Cut `items` into runs within the bounds of a batch; `sizes` are the items' bytes."""
+    """Cut `items` into runs within the bounds of a batch; `sizes` are the items' sizes in bytes."""
     if len(items) <= BATCH_ROWS and sum(sizes) <= BATCH_BYTES:
         yield items
         return

@@ -74,7 +74,7 @@ class SparkConnection:
 
 
 def take_connection(options: SparkOptions) -> SparkConnection:
-    """Take the connection from the options, which each read and each write has.
+    """Take the connection from the options of a read or a write.
 
     Raises:
         BadRequestError, ConfigurationError: an option is missing or wrong.

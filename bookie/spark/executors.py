@@ -1,4 +1,4 @@
-"""Check the executors before a job starts: count their cores, compare their version of bookie."""
+"""Before a job starts, count the executors' cores, and check their version of this package."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def find_ledgers(
 
 
 def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
-    """Refuse a ledger that the selection names by its single id and that does not exist.
+    """Check that each ledger exists that the selection names by a single id.
 
     Raises:
         NoSuchLedgerError: the selection names a ledger that does not exist.
@@ -65,12 +65,15 @@ def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """Return the ids that are named singly. The ledgers of wider ranges need not exist."""
+    """Return the ids that the selection names singly. Ledgers of wider ranges may be missing."""
     return {first for first, last in selection.ranges if first == last}
 
 
 def _ids(client: SyncBookKeeper, selection: LedgerSelection, named: set[int]) -> list[int]:
-    """Return the ids of a selection. One listing of the cluster serves all ranges."""
+    """Return the ids of a selection.
+
+    The function lists the cluster's ledgers once for all ranges.
+    """
     wide = [one for one in selection.ranges if one[0] < one[1]]
     found = set(named)
     if wide:

@@ -17,7 +17,10 @@ _log = event_log(__name__)
 
 
 def lose(source: LogSource, what: str, remedy: str = "go on without it") -> None:
-    """Report a loss. `remedy` says what the query does if ``failOnDataLoss`` is false.
+    """Report a loss.
+
+    `what` describes the loss. `remedy` completes the message: the action of a query whose
+    ``failOnDataLoss`` is false.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -54,7 +57,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Add to an error about lost records the way to continue the query without them."""
+    """Extend errors about lost records: the message also says how the query can continue."""
     try:
         yield
     except LogTruncatedError as error:

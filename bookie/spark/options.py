@@ -1,7 +1,7 @@
-"""Check options that Spark passes as text. The case of their names does not matter.
+"""Check options that Spark passes as text. The case of option names does not matter.
 
-Spark converts option names to lower case. Errors are raised when the frame is made, and spell the
-option as the documentation does. An unknown option is an error, whose message names the most
+Spark converts option names to lower case. Errors are raised when the frame is made. Messages spell
+an option as the documentation does. An unknown option is an error, whose message names the most
 similar known option.
 """
 

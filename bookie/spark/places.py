@@ -1,4 +1,4 @@
-"""The begin and the end of a read, as options and as offsets.
+"""The start and the end of a read, as options and as offsets.
 
 ======================= ================================ ===========================================
 option                  values                           meaning
@@ -43,7 +43,7 @@ ENDING_BY_TIME = "endingOffsetsByTimestamp"
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """A place in every partition, which exactly one of the fields gives."""
+    """A place in every partition. Exactly one of the fields after `option` is set."""
 
     option: str
     everywhere: int | None = None

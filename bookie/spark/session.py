@@ -108,7 +108,8 @@ def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
 def local_settings() -> dict[str, str]:
     """Return `LOCAL`, with Java's serial collector and the archive of classes.
 
-    Both are left out if something here may choose another collector or another Spark.
+    The result is only `LOCAL` if an environment variable may choose another collector or another
+    Spark.
     """
     if any(name in os.environ for name in (*_OTHERS_SETTINGS, "SPARK_HOME")):
         return LOCAL
@@ -118,9 +119,9 @@ def local_settings() -> dict[str, str]:
 
 @contextmanager
 def _python_of_workers(is_local: bool) -> Iterator[None]:
-    """Tell Spark which Python its workers are, unless the user has chosen one.
+    """Set the Python that Spark's workers run, unless the user has set PYSPARK_PYTHON.
 
-    By default Spark starts the first python3 of the path.
+    By default Spark runs the first python3 in PATH.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
@@ -148,11 +149,12 @@ def local_python() -> str:
 
     Spark starts Python with ``SPARK_HOME/python/lib/pyspark.zip:…:spark-core_….jar`` before the
     user's ``PYTHONPATH``. Python compiles each module of a zip again in each process. A job starts
-    about ten processes, one after another, and without the zip it takes 4 to 6 s less of a
-    processor. Spark has no setting for this path, so the script removes that part of it, which
-    is there twice in one phase. The script lasts as long as this process.
+    about ten processes, one after another. Without the zip, a job needs 4 to 6 s less processor
+    time. Spark has no setting for these first parts of the path, so the script removes them. In one
+    phase Spark adds them twice. The script is deleted at the end of this process.
 
-    Returns this Python itself if the directory of temporary files allows no programs.
+    The result is the path of this Python itself if programs in the directory of temporary files
+    cannot run.
 
     Source: ``PythonUtils.sparkPythonPath`` and ``PythonWorkerFactory`` of Spark 4.3.
     """

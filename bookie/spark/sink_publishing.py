@@ -23,7 +23,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True)
 class WrittenRanges(WriterCommitMessage):
-    """The ranges that a task has written, as numbers and names."""
+    """The ranges that a task has written. Spark sends them from the task to the commit."""
 
     application: str
     ranges: LogRanges
@@ -55,9 +55,9 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
 
 
 def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
-    """Delete an application's records in logs, because it publishes nothing more.
+    """Delete the metadata record of an application in each log, after its last publication.
 
-    A remaining record does no harm, so an error is only logged.
+    A remaining metadata record does no harm, so an error is only logged.
     """
     client = settings.connection.client()
     for log in logs:

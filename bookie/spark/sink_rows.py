@@ -145,7 +145,7 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
 
 
 def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[bytes], int]:
-    """Return the payloads of the records, and the greatest timestamp up to the last record.
+    """Return the records' payloads, and the greatest of `greatest_ms` and the records' timestamps.
 
     Raises:
         BadRequestError: the headers of a row cannot be written.
@@ -177,7 +177,8 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 def _nothing() -> pa.Scalar:
     """Return an empty bytes scalar.
 
-    The scalar is made at its use, because Arrow imports pandas for its first value.
+    The scalar is made at each use, not at import, because Arrow imports pandas for its first
+    scalar.
     """
     return pa.scalar(b"", pa.binary())
 

@@ -98,7 +98,7 @@ class SinkTask:
         client: SyncBookKeeper,
         turn: int,
     ) -> None:
-        """`turn` is the partition of the first row without a key, and differs by task and batch."""
+        """`turn` chooses the partition of rows without a key; it differs by task and batch."""
         self._settings = settings
         self._application = application
         self._writers = writers
@@ -113,7 +113,7 @@ class SinkTask:
         self._under_way_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch. Some may still be unconfirmed when the method returns."""
+        """Write the rows of a batch. Some rows may still be unconfirmed when the method returns."""
         if not batch.num_rows:
             return
         rows = read_rows(batch, self._settings.columns)
@@ -141,7 +141,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop the records and close their ledgers, so that no later range begins there."""
+        """Drop the records, and close their ledgers, so that no later range uses these ledgers."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()

@@ -32,7 +32,10 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes one frame. Tasks and commit use the same object, which Spark pickles."""
+    """Writes one frame.
+
+    Spark pickles the object, and sends copies to the tasks and to the commit.
+    """
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings

@@ -42,8 +42,8 @@ class StreamOffset:
     def is_other(self, log: str, definition: LogDefinition) -> bool:
         """True if `definition` belongs to another log with the same name.
 
-        If the id is unknown, only a missing partition proves this, because a log keeps its
-        partitions.
+        If the offsets have no id of the log, the result is True if a known partition is missing
+        from `definition`. A log never loses a partition.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -107,13 +107,13 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
-    """Return the offsets at which a batch continues.
+    """Return the start offsets of the partitions in which a batch continues.
 
-    Other partitions begin at their earliest record.
+    The batch reads all other partitions from their earliest record.
 
-    The other partitions were not known at `start`, or their log was deleted and created again
-    before `end`. If `start` has no id of a log, a partition proves that the log is new: it is
-    missing from `end`, or ends before the records that were read.
+    These partitions were not known at `start`, or their log was deleted and created again before
+    `end`. If `start` has no id of a log, the log counts as created again if one of its partitions
+    is missing from `end`, or has a lower offset there.
     """
     return {
         key: offset
@@ -134,7 +134,7 @@ def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
 def limited(
     start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], rows: int
 ) -> LogOffsets:
-    """Return an end with about `rows` records before it, in proportion to the waiting records.
+    """Return the end of a batch of about `rows` records, in proportion to the waiting records.
 
     Each partition with waiting records advances by at least one record, so no backlog of another
     partition starves it. If there are more such partitions than `rows`, the batch has one record

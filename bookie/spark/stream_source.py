@@ -110,7 +110,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Kept:
         """Return the offsets where a new query begins.
 
-        All calls of one run return the same offsets.
+        All calls on one object return the same offsets.
 
         Raises:
             NoSuchLogError: a named log does not exist.
@@ -212,7 +212,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._within(look, limit)
 
     def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
-        """True if a batch must wait, because its records are too few and none of them is due."""
+        """True if a batch must wait: its records are too few, and have not waited long enough."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
         rows = rows_between(_starts(look), end)
@@ -230,7 +230,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_whole and rows < limits.rows_min
 
     def _await_records(self, look: Look) -> None:
-        """Wait for a new record, or until a waiting record is due. Only `_look` finds new logs."""
+        """Wait for a new record, at most `POLL_SECONDS` and until `_due_at`.
+
+        Only `_look` finds new logs.
+        """
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
         if not begin:
@@ -249,7 +252,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
-        """Look at the logs, and at the end of an unlimited batch that starts at `begin`."""
+        """Read the logs' state, and find the end of an unlimited batch that starts at `begin`."""
         surveys = self._survey()
         begins = self._still_there(begin, surveys)
         if self.source.fail_on_data_loss:
@@ -280,8 +283,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
         """Return the offsets, without those of logs that were deleted or created again.
 
-        Offsets of logs that the options do not select stay. If such a log is selected again,
-        reading continues at its offset.
+        The result keeps the offsets of logs that the options no longer select. If the options
+        select such a log again, reading continues at its offset.
         """
         lost = set()
         for log in filter(surveys.selection.has, at.logs()):
@@ -300,8 +303,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the partitions whose end has been below the read offset for too long.
 
         The bookies that know the end of a partition may be unavailable for a time. If the end stays
-        too low, the last records are lost. If the id of the read log is unknown, the log counts as
-        a new one.
+        too low, the last records are lost. If `begin` has no id of the log, a low end means that
+        the log was deleted and created again.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
@@ -352,8 +355,8 @@ def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
 def _patiently(look: Callable[[], T]) -> T:
     """Return the result of `look`. Repeat `look` after temporary errors.
 
-    A log may be deleted while `look` runs. The next run of `look` sees the deletion at its
-    beginning.
+    If a log is deleted during `look`, `look` runs once more at once. The second run finds the
+    deletion when it reads the state of the logs.
 
     Raises:
         BookieError: an error of `look` that is not temporary.

@@ -1,8 +1,8 @@
 """Keep the range writers of a worker process open from one micro-batch to the next.
 
 Without open writers, each task of each batch would create a ledger. A worker runs one task after
-the other. A task takes the writers that it needs, and gives them back. Spark ends an idle worker
-after a minute without a warning, so unused writers are closed before that.
+the other. A task takes the writers that it needs, and gives them back. Spark kills a worker that
+was idle for a minute, without a warning. So unused writers are closed earlier.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Idle:
 
 
 class TaskWriters:
-    """The open writers of a process that no task uses now. The class is thread-safe."""
+    """The open writers of a process, without those that a task uses. The class is thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TaskWriters:
         return found.writer if found else None
 
     def give_back(self, key: WriterKey, writer: SyncRangeWriter) -> None:
-        """Keep a writer for a later task. Its range must have been cut."""
+        """Keep a writer for a later task. The caller must have cut the writer's range."""
         with self._lock:
             former = self._idle.pop(key, None)
             self._idle[key] = _Idle(writer, self._monotonic())
@@ -115,7 +115,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer. After a failure, its ledger stays open until a sweep handles it."""
+    """Close a writer; ignore errors. After an error, the ledger stays open until a sweep."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 
