@@ -25,7 +25,7 @@ starts the thread; an import does not start it. Many threads may use one object.
 A call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After Ctrl-C
 or a timeout the outcome is unknown, as after every error of an append. A thread with a running
 event loop must not wait, so every call in such a thread raises BadRequestError. The kernel of a
-notebook is the exception: each cell blocks its loop anyway.
+notebook is the exception, because each cell blocks the kernel's loop anyway.
 
 **Forks.** Connect after the fork, as the workers of Spark do. At first use, the child process makes
 its own thread, loop and clients. In the child, objects from before the fork raise
@@ -37,8 +37,8 @@ such child processes by spawn.
 the async handle as ``self._handle``. A method that awaits is written as ``verb =
 forwarded(Handle.verb)``; with a timeout, its body is ``return self._run(self._handle.verb(...),
 timeout)``. The body of a method that iterates is ``return self._iterate(self._handle.verb(...),
-ahead=...)``. A `Resident` enters and leaves an async context manager, such as a consumer. It does
-both in one task of the loop, because task groups and timeouts inside the manager need that.
+ahead=...)``. A `Resident` enters and leaves an async context manager, such as a consumer, in one
+task of the loop. Task groups and timeouts inside the manager need one task.
 
 | module | what it holds |
 |---|---|

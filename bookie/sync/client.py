@@ -95,7 +95,10 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close all connections and abandon open writers; see `BookKeeper`. Twice is no error."""
+        """Close all connections and abandon open writers; see `BookKeeper`.
+
+        A second call is no error.
+        """
         self._resident.close(timeout)
 
     @property
@@ -310,11 +313,12 @@ def shared_client(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> SyncBookKeeper:
-    """Return the connected client that this process shares for equal arguments, for executors.
+    """Return the connected client that all calls with equal arguments share in this process.
 
-    The first call connects the client. The end of the process closes the client, so do not enter or
-    close it yourself. If the client was closed, the next call returns a new client. Arguments and
-    errors are those of `connect`, and of entering its client by `with`.
+    The function is for executors. The first call connects the client. The end of the process closes
+    the client, so do not enter or close it yourself. If the client was closed, the next call
+    returns a new client. The arguments are those of `connect`. The errors are those of `connect`,
+    and of the client's `with`.
     """
     key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))
     with this_process.lock:

@@ -55,7 +55,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Begin to consume, as entering `with` does. Call `close` to end this."""
+        """Begin to consume, as entering `with` does. Call `close` to stop."""
         self._resident.open(timeout)
         return self
 

@@ -27,11 +27,14 @@ class GivenRecords(Generic[R]):
         """The last record that was given out before `_batch`."""
 
     def __iter__(self) -> Iterator[R]:
-        """Yield the next records. After a loop was left, the next loop continues there."""
+        """Yield the next records. Each loop begins after the record that was given out last."""
         return chain.from_iterable(chain((self._rest,), iter(self._next_rest, None)))
 
     def batches(self) -> Iterator[Sequence[R]]:
-        """Yield the records in batches. The rest of the present batch comes first."""
+        """Yield the records in batches.
+
+        If the present batch has a rest, the rest is the first item.
+        """
         return iter(self._next_batch, ())
 
     @property

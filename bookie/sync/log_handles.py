@@ -107,7 +107,7 @@ class SyncLogWriter(SyncHandle):
         self._run(self._handle.roll(), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Confirm pending appends, then give the log up; see `LogWriter.close`."""
+        """Confirm pending appends, then end the ownership of the log; see `LogWriter.close`."""
         self._run(self._handle.close(), timeout)
 
     def __enter__(self) -> Self:
@@ -125,7 +125,8 @@ class SyncLogWriter(SyncHandle):
 class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
-    `with` closes the ledger at its end. A range that `cut` returned may be published after that.
+    `with` closes the ledger at its end. After this, ranges that `cut` has returned can still be
+    published.
     """
 
     def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
@@ -154,8 +155,8 @@ class SyncRangeWriter(SyncHandle, Closing):
     def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
         """Begin to write encoded records; see `RangeWriter.append_encoded`.
 
-        The call returns at once. The returned future ends when the records are durable. The caller
-        must limit the number of calls under way. `cut` waits for all calls under way.
+        The call returns at once. The returned future completes when the records are durable. The
+        caller must limit the number of incomplete futures. `cut` waits for all of them.
         """
         self._home.require_caller()
         appending = self._handle.append_encoded(payloads, greatest_ms)
@@ -166,7 +167,7 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.cut(), timeout)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`, and with them the failure of a range, if any."""
+        """Drop the records since the last `cut`. Appends work again after a failed range."""
         self._handle.discard()
 
     def close(self, *, timeout: float | None = None) -> None:

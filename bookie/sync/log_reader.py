@@ -19,9 +19,9 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 class SyncLogReader(SyncHandle, Closing):
     """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
 
-    Iterate over the reader, or its `batches`, in one thread at a time. Each loop begins with the
-    record after the last one that was given out, also after an error. Batches are read ahead. But
-    `position`, `lag` and `seek` count only records that the caller was given. Reading ends with
+    Iterate over the reader, or its `batches`, in one thread at a time. Each loop begins after the
+    record that was given out last, even after an error. The reader reads batches ahead of its
+    caller. `position`, `lag` and `seek` ignore records that were only read ahead. Reading ends with
     `close`, at the end of the `with` block, or when the reader is dropped.
     """
 
@@ -85,7 +85,7 @@ class SyncLogReader(SyncHandle, Closing):
             raise BadRequestError(f"{self._reader.partition} alone is read, not {partition}")
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """Count the entries that were not given to the caller yet; see `LogReader.lag`."""
+        """Count the entries that were not given out yet; see `LogReader.lag`."""
         return self._run(self._find_lag(), timeout)
 
     async def _find_lag(self) -> int:

@@ -111,7 +111,7 @@ class Resident(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """True while the context manager is entered, in this process."""
+        """True between entry and exit of the context manager, in the process that entered it."""
         life = self._life
         return life is not None and not life.done() and self._home.pid == os.getpid()
 
@@ -141,7 +141,9 @@ class Resident(Generic[T]):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Leave the context manager, wait for that, and raise its error. A second call is no error.
+        """Leave the context manager, wait for its end, and raise its error.
+
+        A second call is no error.
 
         Raises:
             OperationTimeoutError: leaving took too long; it continues in the loop.
@@ -169,7 +171,10 @@ class Resident(Generic[T]):
 
 
 class Closeable(Protocol):
-    """An object that is closed at the end of the process, within `timeout` seconds."""
+    """An object that can be closed at the end of the process.
+
+    `close` waits `timeout` seconds at most.
+    """
 
     def close(self, *, timeout: float | None = None) -> None: ...
 
@@ -188,7 +193,7 @@ class Closing(ABC):
 
 
 class ThisProcess:
-    """The loop and shared objects of the present process. After a fork, both begin empty."""
+    """The loop and the shared objects of this process. A forked child begins without either."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -243,7 +248,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _has_running_loop() -> bool:
-    """True if waiting here would block an event loop. A notebook's kernel is excepted."""
+    """True if waiting here would block an event loop. In a notebook's kernel, always False."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
