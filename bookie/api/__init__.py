@@ -9,8 +9,8 @@
         async for entry in reader.read():
             print(entry.entry_id, entry.payload)
 
-Services that need locks, elections, groups, queues or counters of their own have them in a metadata
-store, with a scope of their own::
+A service can keep its locks, elections, groups, queues and counters in a metadata store, in a scope
+of its own::
 
     async with coordinate("etcd://127.0.0.1:2379/orders") as me:
         async with await LockManager(me).acquire("/locks/billing") as lock:

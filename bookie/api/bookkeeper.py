@@ -75,25 +75,25 @@ class BookKeeper(ClusterConnection):
         deferred_sync: bool = False,
         allow_degraded: bool = False,
     ) -> WriterHandle:
-        """Create a ledger and return its writer, the only one it will ever have.
+        """Create a ledger and return its writer; the ledger never gets another writer.
 
-        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger at the
-        end of the block.
+        Await the call, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
+        at the end of the block.
 
         Args:
             ensemble_size: bookies that the ledger is spread over.
             write_quorum_size: bookies that each entry is written to.
             ack_quorum_size: bookies that must have stored an entry before `append` returns.
-            password: admits readers and recovery; only a derived key is stored.
+            password: readers and recoveries must give it; only a derived key is stored.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: kept with the ledger, for the user.
             ledger_id: an id that no ledger ever had; None takes a fresh one.
             deferred_sync: `append` returns before entries are durable; `force` makes them durable.
-                The bookies of such a ledger are never replaced: one that fails is skipped.
+                A bookie of this ledger that fails is skipped, never replaced.
             allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
-                as long as each write set has an ack quorum of them. Slots without a bookie stay
-                vacant (``vacant.2``), as if their bookies had failed. Entries have fewer copies
-                until new bookies fill these slots.
+                as long as each write set has an ack quorum of writable bookies. Slots without a
+                bookie stay vacant (``vacant.2``), as if their bookies had failed. Entries have
+                fewer copies until new bookies fill these slots.
 
         Raises:
             NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
@@ -117,7 +117,7 @@ class BookKeeper(ClusterConnection):
     @creating
     @checked
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
-        """Become the writer of a ledger that another client created without writing it.
+        """Become the writer of a ledger that another client created but did not write to.
 
         Await the call, or enter it, as with `create_ledger`.
 
@@ -141,9 +141,9 @@ class BookKeeper(ClusterConnection):
     ) -> ReaderHandle:
         """Open a ledger for reading.
 
-        Without `recover` the ledger's writer is not disturbed. A reader reads an open ledger up to
-        its last add confirmed, and can follow it. With `recover` the ledger is taken from its
-        writer and closed. The closed ledger has every acknowledged entry, and the writer gets
+        Without `recover` the ledger's writer continues. The reader of an open ledger reads up to
+        the last add confirmed, and can follow the ledger. With `recover` the call fences the ledger
+        and closes it. The closed ledger has every acknowledged entry, and the writer gets
         LedgerFencedError.
 
         Raises:
@@ -162,8 +162,9 @@ class BookKeeper(ClusterConnection):
 
         A writer or reader that has the ledger open is not warned. Bookies learn of deletions by
         listing the cluster's ledgers, within seconds or, in a large cluster, minutes. Until then
-        appends to the deleted ledger may still be acknowledged. Afterwards they are refused as if
-        the ledger were fenced. The writer's `close` says that the ledger is gone.
+        appends to the deleted ledger may still be acknowledged. Afterwards bookies refuse appends
+        as if the ledger were fenced. The writer's `close` raises the error that the ledger does not
+        exist.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -222,7 +223,7 @@ class BookKeeper(ClusterConnection):
             name: ``log``, or ``namespace/log``.
             partitions: the number of partitions, fixed for ever; None takes the policy's number.
             transactional: records enter the log only by `publish`; the log has no writer.
-            policy: the settings of this log; its namespace decides the others.
+            policy: the settings of this log; the namespace decides all other settings.
 
         Raises:
             LogExistsError: the name is taken.
@@ -253,11 +254,11 @@ class BookKeeper(ClusterConnection):
 
         Args:
             name: ``log``, or ``namespace/log``.
-            partition: own this partition only; None owns all.
+            partition: own this partition only; with None, own all partitions.
             password: the password of all ledgers of the log.
             owner: the name of this owner in other clients' errors; by default host and process.
-            patience_seconds: how long the writer waits for bookies, the metadata store or another
-                owner that opens the log at the same time. After that the writer ends.
+            patience_seconds: the longest wait for bookies, the metadata store or another owner that
+                opens the log at the same time. A writer that has waited so long ends.
             create: make the log if it does not exist.
 
         Raises:
@@ -302,8 +303,8 @@ class BookKeeper(ClusterConnection):
             start_time: instead of `start`: begin at the first record of this time or later. A time
                 is a datetime with a zone, or ms since 1970.
             end: an offset or a position; only records before it are read.
-            follow: wait for new records, for ever or up to `end`. Otherwise reading ends with the
-                last record that is confirmed at that moment.
+            follow: wait for new records, for ever or up to `end`. Without `follow`, reading ends
+                with the last record that is confirmed when the reader gets there.
             partition: read this partition only.
             password: the password of the log's ledgers.
             on_truncated: ``raise`` LogTruncatedError if the next record was truncated, or ``skip``

@@ -54,13 +54,13 @@ def connect(
         metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
             or ``memory://name``. TLS and credentials for this store come from the settings of the
             section [metadata].
-        session_timeout_seconds: of the session with the metadata store.
-        rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
-        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``, and of the
-            section ``[security]``, such as ``ca_file="ca.pem"``, with which the client connects by
-            TLS, or ``token_file="token"``, whose token goes with each call. Others come from
-            variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file that ``BOOKIE_CONFIG``
-            names, or have their defaults.
+        session_timeout_seconds: the timeout of the session with the metadata store.
+        rpc: message sizes and keepalive; None takes the settings of the section ``[rpc]``.
+        settings: settings of the sections ``[client]`` and ``[security]``, such as
+            ``add_timeout_seconds=10``. With ``ca_file="ca.pem"`` the client connects by TLS. With
+            ``token_file="token"`` the client sends the file's token with each call. All other
+            settings come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file that
+            ``BOOKIE_CONFIG`` names, or from the defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
@@ -98,8 +98,8 @@ async def coordinate(
     `Lock.token`, or by `Lock.check` in a transaction of `Participant.store`.
 
     Args:
-        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. Foreign
-            keys in a cluster's scope prevent its removal.
+        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. In a
+            cluster's scope, other keys would prevent the removal of the cluster.
         session_timeout_seconds: how long others wait for a process that died or cannot be reached.
 
     Raises:

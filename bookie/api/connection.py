@@ -111,7 +111,7 @@ class ClusterConnection:
 
     @property
     def _logs_here(self) -> LogClient:
-        """Return the log client, for calls that await; check that its event loop runs here."""
+        """Return the log client; check that the caller runs in the client's event loop."""
         logs = self._logs
         logs.require_here()
         return logs

@@ -130,7 +130,7 @@ class Maintenance:
 
     @checked
     async def applications(self, log: str) -> Mapping[str, int]:
-        """Return the last batch of each application that published to a log."""
+        """Return the last batch of each publishing application that a log has not forgotten."""
         return await self._client.logs.applications(LogName.parse(log))
 
     # -- compaction --------------------------------------------------------------------------------
