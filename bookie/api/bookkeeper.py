@@ -163,8 +163,7 @@ class BookKeeper(ClusterConnection):
         A writer or reader that has the ledger open is not warned. Bookies learn of deletions by
         listing the cluster's ledgers, within seconds or, in a large cluster, minutes. Until then
         appends to the deleted ledger may still be acknowledged. Afterwards bookies refuse appends
-        as if the ledger were fenced. The writer's `close` raises the error that the ledger does not
-        exist.
+        as if the ledger were fenced. The writer's `close` raises NoSuchLedgerError.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.

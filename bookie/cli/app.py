@@ -15,7 +15,7 @@ exit status  meaning
              nothing is printed
 ===========  =====================================================================================
 
-``bookie serve`` also exits with 3 if the metadata store was away for too long. As in
+``bookie serve`` also exits with 3 if the metadata store was unreachable for too long. As in
 ``sysexits.h``, ``bookie serve`` exits with 74 if a disk failed, and with 78 if the configuration is
 wrong. With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 """

@@ -47,7 +47,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Measured:
-    """The result of a load. Each latency is the duration of one call, in seconds."""
+    """The result of a load. `seconds` and `latencies` are in seconds."""
 
     entries: int = 0
     entry_bytes: int = 0
@@ -72,7 +72,7 @@ class Measured:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest value that `percentile` percent of the ascending values do not exceed."""
+    """Return the smallest value that is at least as large as `percentile` percent of the values."""
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]
 
@@ -215,9 +215,9 @@ def log(
 ) -> None:
     """Write a log for a while, read it back, then follow it for as long as it was written.
 
-    The write phase measures the latency of an append. The read phase measures that of reading a
-    batch. The tail phase measures the time from a record's append to its arrival at a reader that
-    follows the log.
+    The write phase measures the latency of an append. The read phase measures the time until the
+    next batch arrives. The tail phase measures the time from a record's append to its arrival at a
+    reader that follows the log.
     """
     from bookie.log.catalog.log_policy import LogPolicy
 

@@ -74,7 +74,7 @@ def nuke(
 
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show the cluster as a whole: its id, how many bookies, how many ledgers."""
+    """Show the cluster as a whole: its id, and its numbers of bookies and ledgers."""
     print_record(on_store(metadata, _status), output)
 
 
@@ -119,13 +119,13 @@ def health(
     The command looks for bookies that are missing, read-only or silent. The command also looks for
     ledgers that name an unregistered bookie, are in limbo, or lack copies. To find missing copies,
     the command asks every registered bookie which ledgers it stores. If a bookie has too few
-    entries of a closed ledger or fragment, the command lists those that it has. With --deep the
-    command lists all entries of all ledgers. So --deep also finds a missing entry beside a surplus
-    one, and takes much longer. Finally, the command lists the ledgers that wait for repair, and
-    those whose last repair failed.
+    entries of a closed ledger or fragment, the command lists the entries of this ledger on this
+    bookie. With --deep the command lists all entries of all ledgers, which takes much longer. Only
+    --deep finds a missing entry if a surplus entry makes the bookie's number of entries right.
+    Finally, the command lists the ledgers that wait for repair, and those whose last repair failed.
 
-    The command compares only entries of closed fragments. The command reads no payloads; `bookie
-    node scrub` does.
+    The command compares only entries of closed fragments. The command does not read payloads;
+    `bookie node scrub` reads them.
     """
     from bookie.config import load_settings
     from bookie.daemon.cluster_health import check_cluster
@@ -192,9 +192,10 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
 
 
 def _address(registration: Registration | None) -> tuple[str | None, str | None]:
-    """Return the address for entries, by TLS if there is one, and if TLS is spoken.
+    """Return the address for entries, with TLS if possible, and the use of TLS.
 
-    ``both`` says that the bookie also serves clients without TLS, at another port.
+    The use of TLS is ``yes``, ``no`` or ``both``. With ``both``, the bookie also serves clients
+    without TLS, at another port.
     """
     from bookie.cluster.endpoints import speaks_tls
 

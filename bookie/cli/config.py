@@ -137,7 +137,7 @@ def check(
 
 @app.command("default")
 def default(output: Output = OutputFormat.TABLE) -> None:
-    """Print a configuration file to begin with: every setting, its default and what it means."""
+    """Print a configuration file to begin with: every setting, its default and its meaning."""
     from bookie.config import Settings, render_defaults
 
     if output is OutputFormat.JSON:

@@ -104,12 +104,12 @@ def delete(
 ) -> None:
     """Forget a stopped bookie whose data is lost; its id can then start on empty directories.
 
-    A bookie that repairs does the same by itself, if all its directories are empty and nothing is
-    at risk (bookie.replace_lost_data). The command shows which ledgers name the bookie. The command
-    refuses if an entry may have its last copies on this bookie. For each write set that includes
-    this bookie, the command counts the members that are in doubt or deleted, and this bookie. A
-    count as high as the ack quorum makes the command refuse. --force deletes nevertheless. Delete
-    one bookie at a time.
+    A bookie with empty directories replaces its own cookie, if repair.enabled and
+    bookie.replace_lost_data are on and no entry is at risk. The command shows which ledgers name
+    the bookie. The command refuses if this bookie may have the last copies of an entry. For each
+    write set with this bookie, the command counts this bookie and all members that are new, in
+    doubt or deleted. If a count reaches the ack quorum, the command refuses. With --force the
+    command deletes the cookie nevertheless. Delete one bookie at a time.
     """
     from bookie.ledger.catalog.bookie_losses import BookieLosses
 
@@ -146,7 +146,7 @@ def _question(bookie: str, found: Dependents) -> str:
 
 
 def _risk(found: Dependents) -> str:
-    """The ledgers that may lose entries."""
+    """Return the ledgers that may lose entries, as text."""
     parts = []
     if found.last_copies.count:
         parts.append(f"{found.last_copies.count} ledgers ({found.last_copies})")
@@ -251,11 +251,11 @@ def restore(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Put the cookie that stands in a bookie's directories back into the metadata store.
+    """Copy the cookie in a bookie's directories back into the metadata store.
 
     The directories may hold an older state of the bookie. So the bookie starts in doubt, as another
-    incarnation: it does not tell a client that an entry is missing until a check has found all of
-    its entries. All directories must hold the same state; with --in-doubt their states may differ.
+    incarnation. Until a check has found all its entries, the bookie tells no client that an entry
+    is missing. All directories must hold the same state; with --in-doubt their states may differ.
     """
     from bookie.daemon.inspection import read_cookie
 
@@ -300,7 +300,7 @@ def restore(
 
 
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
-    """True if no state lies between a directory's cookie and the oldest cookie.
+    """True if a directory's cookie and the oldest cookie may belong to the same state.
 
     After a crash during an increase of the state number, some directories have the next number,
     marked as not settled.

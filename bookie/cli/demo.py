@@ -238,7 +238,7 @@ def _ports(cluster: LocalCluster) -> str:
 
 
 def _connect(cluster: LocalCluster) -> BookKeeper:
-    """Return a client without TLS, whatever certificates the user's shell names."""
+    """Return a client without TLS, even if environment variables name certificates."""
     from bookie.api import connect
 
     return connect(
@@ -278,7 +278,7 @@ class _Appends:
 
     @property
     def has_gone_on(self) -> bool:
-        """True once enough groups were acknowledged since `begin_watch` to end the pause."""
+        """True once enough acknowledgements since `begin_watch` show that the pause is over."""
         return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
 
     def end_watch(self) -> float:

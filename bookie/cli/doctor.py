@@ -32,8 +32,9 @@ def doctor(
     """Check whether this machine is fit to run a bookie.
 
     The command measures the sync latency of the given directories, and checks file systems, free
-    space, limits, clock and library versions. With --config it also checks the certificate, and
-    what others reach without TLS. Exit status 1 means that a bookie must not run here.
+    space, limits, clock and library versions. With --config the command also checks the
+    certificate, the token keys, and the addresses that serve without TLS. Exit status 1 means that
+    a bookie must not run here.
     """
     from bookie.daemon.preflight import Severity, check_machine
 

@@ -76,9 +76,9 @@ class Cutter:
 
 
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
-    """Yield groups of entries of about `GROUP_BYTES`; from a pipe, the bytes available now.
+    """Yield groups of entries of about `GROUP_BYTES`; groups from a pipe may be smaller.
 
-    After a cancellation, nothing waits for more data of the pipe.
+    A pipe's data is grouped as it arrives. A cancellation ends the wait for more data.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ async def append_stream(
     password: bytes,
     close: bool,
 ) -> dict[str, int]:
-    """Claim the ledger, append a file or standard input, and close the ledger.
+    """Claim the ledger, append a file or standard input, and close the ledger if `close` is set.
 
     Returns:
         the ledger's id, the numbers of appended entries and bytes, and the last entry's id.
@@ -197,7 +197,7 @@ async def read_range(
 async def read_unconfirmed(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the stored entries ``first … last``, confirmed or not; None for `last`: no limit."""
+    """Yield the stored entries ``first … last``, confirmed or not; a `last` of None is no limit."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         async with aclosing(reader.read_unconfirmed(first, last)) as entries:
@@ -208,7 +208,7 @@ async def read_unconfirmed(
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries from `start` on as they arrive; a `start` of None is the next new one."""
+    """Yield the entries from `start` on as they arrive. None begins at the next new entry."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         begin = reader.last_entry_id + 1 if start is None else start

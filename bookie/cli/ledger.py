@@ -1,9 +1,9 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has only one writer for its whole life; on the command line this is one ``ledger append``.
-``create`` creates the ledger without a writer. The first ``append`` claims the ledger, writes to
-it, and closes it. If two appends start at once, a compare-and-set decides which one claims the
-ledger. An ``append`` that dies leaves an open ledger, which ``recover`` closes.
+A ledger has only one writer for its whole life; on the command line, the writer is one ``ledger
+append``. ``create`` creates the ledger without a writer. The first ``append`` claims the ledger,
+writes to it, and closes it. If two appends start at once, a compare-and-set decides which one
+claims the ledger. An ``append`` that dies leaves an open ledger, which ``recover`` closes.
 
 Entries are lines of text. With ``--raw`` they are pieces of a file, and ``read --raw`` returns the
 same bytes.
@@ -82,10 +82,10 @@ def create(
 ) -> None:
     """Make an open ledger without entries and print its id.
 
-    With --allow-degraded it is enough if there is an ack quorum of bookies for each entry. Slots
-    without a bookie are named vacant.0, vacant.1, … in the ledger's metadata. When a writer claims
-    the ledger, bookies that have come since then take the vacant slots. `bookie ledger
-    check-placement` finds ledgers with vacant slots.
+    With --allow-degraded, an ack quorum of bookies for each entry is enough. Slots without a bookie
+    are named vacant.0, vacant.1, … in the ledger's metadata. When a writer claims the ledger,
+    bookies that have become available take the vacant slots. `bookie ledger check-placement` finds
+    ledgers with vacant slots.
     """
     from bookie.api import UNCLAIMED
 
@@ -435,8 +435,9 @@ def recover(
 ) -> None:
     """Fence the ledger's writer, decide where the ledger ends, and close it there.
 
-    The command refuses if a bookie beside the last ensemble has later entries. The metadata may
-    come from an old backup then. --force closes the ledger without these entries.
+    The command refuses if a bookie outside the last ensemble has later entries, because the
+    metadata may come from an old backup. With --force the command closes the ledger without these
+    entries.
     """
     password = read_password(password_file)
     if not force and (reason := _find_unnamed_entries(metadata, ledger)):
@@ -457,7 +458,7 @@ def recover(
 
 
 def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
-    """The reason why a recovery would drop entries of other bookies; empty if there is none."""
+    """Return the reason why a recovery would lose entries of other bookies; empty for no loss."""
     from bookie.config import Sources
     from bookie.daemon.loop import run
     from bookie.ledger.ledger_client import open_ledger_client
@@ -497,10 +498,11 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
     """Show what a recovery would decide now, and which bookies are fenced or did not answer.
 
-    The command asks the bookies of the ledger's last ensemble, and changes nothing. It asks the
-    other bookies for later entries, which a recovery would lose.
+    The command asks the bookies of the ledger's last ensemble, and changes nothing. The command
+    asks all other bookies for later entries, which a recovery would lose.
 
-    Exit status 1 means that a recovery could not decide now, or that others have later entries.
+    Exit status 1 means that a recovery could not decide now, or that bookies outside the last
+    ensemble have later entries.
     """
     found = on_cluster(metadata, lambda client: client.explain_ledger(ledger))
     unnamed = _find_unnamed_entries(metadata, ledger)

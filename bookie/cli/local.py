@@ -174,7 +174,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """Return the command that a user must type to run this program, in its present spelling."""
+    """Return the command that starts this program in a shell, as the user started it."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

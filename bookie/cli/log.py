@@ -322,7 +322,7 @@ def roll(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Take the log over and leave it closed, so that the next writer begins a new ledger.
+    """Take the log over and close it, so that the next writer begins a new ledger.
 
     The command closes the ledgers of a writer that crashed, so that these ledgers can be truncated.
     A writer that is alive gets LogTakenOverError; its program has to open the log again. The
@@ -370,7 +370,7 @@ def truncate(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Remove the oldest records of a log, after a question; the log's owner can go on.
+    """Remove the oldest records of a log; the log's owner continues. The command asks first.
 
     Open ledgers stay; `bookie log roll` closes them. Cursors do not prevent a truncation.
     """
@@ -405,7 +405,7 @@ def delete(
 ) -> None:
     """Delete a log with all its records, cursors and its policy. The command asks first.
 
-    If a deletion was cut off, the next deletion or a sweep finishes it.
+    If a deletion is interrupted, delete the log again, or let a sweep finish the deletion.
     """
     confirm(f"Delete the log {log} with all its records?", yes=yes)
 
@@ -419,7 +419,7 @@ def delete(
 
 @app.command("cursors")
 def cursors(log: LogArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cursors of a log, how far each has come, and who took it last."""
+    """List the cursors of a log, with their offsets and their last owners."""
 
     async def run(bk: BookKeeper) -> list[Record]:
         from bookie.env.clock import moment_text
@@ -466,7 +466,7 @@ def reset(
 ) -> None:
     """Move a cursor forwards or back; a consumer that holds the cursor loses it.
 
-    Members of a consumer group go on at the cursor's new place by themselves.
+    Members of a consumer group continue at the cursor's new place automatically.
     """
     if (to is None) == (to_time is None):
         raise typer.BadParameter("give --to or --to-time")
@@ -528,12 +528,12 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what it would do.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Finish in all logs what crashed processes left undone, and apply every log's retention.
+    """Finish the interrupted work of crashed processes in all logs, and apply retention.
 
-    Run the sweep once a day. The sweep deletes ledgers of logs that no log names, and continues
-    deletions.
+    Run the sweep once a day. The sweep deletes ledgers that were made for a log and that no log
+    names. The sweep also finishes interrupted deletions of logs.
 
-    Exit status 1 means that something was left for the next sweep.
+    Exit status 1 means that some work failed and is left for the next sweep.
     """
     seconds = parse_span(older_than, "--older-than")
 

@@ -44,9 +44,10 @@ async def partitions_of(
 async def unpublished_hint(
     bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
 ) -> str:
-    """Return a sentence about entries after a log's end and how to read them; empty without any.
+    """Return a hint about entries after a log's end: how to read them; empty if there are none.
 
-    An unreadable partition is skipped, because the command's own work is already done.
+    An unreadable partition is skipped, because the hint must not fail a command that has done its
+    work.
     """
     client = client_of(bk)
     for partition in partitions:

@@ -369,8 +369,9 @@ def rights(
 
     For etcd, the output is the commands that make one role for each kind. For ZooKeeper, the output
     is a table with a row for each part of the store and a column for each kind. With --apply, an
-    admin gives the records of an existing cluster the lists that the settings metadata.acl_…
-    describe. Apply them after `cluster init`, and after each change of the settings.
+    admin sets the access control lists of a cluster's existing records, as the settings
+    metadata.acl_… describe. Use --apply after `cluster init`, and after each change of these
+    settings.
     """
     from bookie.metadata.uri import parse_servers, split_uri
 
@@ -417,7 +418,7 @@ class _Mix:
 
 
 async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
-    """Run a load on keys below a new key, and delete them, even if the load is interrupted."""
+    """Run a load on keys below a new key; delete these keys, even after an interruption."""
     root = f"/bench-{uuid.uuid4().hex[:8]}"
     value = bytes(mix.value_bytes)
     keys = [f"{root}/{number}" for number in range(mix.callers)]

@@ -18,7 +18,7 @@ SHOWN_MAX = 5
 
 
 def ask(question: str | None) -> None:
-    """Return if there is no question or the answer is yes; raises like `confirm`."""
+    """Ask `question` unless it is None; return if the answer is yes, else raise like `confirm`."""
     if question is not None:
         confirm(question, yes=False)
 

@@ -63,12 +63,12 @@ def readonly(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie refuse new entries, or accept them again; reads and recovery go on.
+    """Make a bookie refuse new entries, or accept them again; reads and recovery continue.
 
-    Without --persist the next start ends the switch, unless it persists already. `off` ends the
-    switch permanently. The bookie accepts this command only from its own machine. A full bookie
-    stays read-only until it has room, with or without this command. The switch is lost with the
-    bookie's data.
+    Without --persist, `on` lasts until the next start; a switch that persists already stays on.
+    `off` ends the switch permanently. The bookie accepts this command only from its own machine. A
+    full bookie stays read-only until it has free space, even after `off`. If the bookie loses its
+    data, it also loses the switch.
     """
     if persist and switch is Switch.OFF:
         raise typer.BadParameter("--persist goes with on; off always lasts")
@@ -95,9 +95,9 @@ def check(
 
     Exit status 1 means that ledgers are in limbo, entries are missing or unreadable, there is
     damage, or no check is complete. A ledger leaves limbo if the check finds it whole. The bookie
-    accepts this command only from its own machine. A bookie also checks by itself. A check without
-    this command trusts the counts of entries, unless the bookie is in doubt. A check does not
-    prevent a repair.
+    accepts this command only from its own machine. A bookie also checks by itself. The bookie's own
+    checks trust the counts of entries, unless the bookie is in doubt. A repair may run during a
+    check.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
 
@@ -111,11 +111,11 @@ def scrub(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Show how far a bookie's scrubber is and the damage that it found; exit with 1 if any.
+    """Show the progress of a bookie's scrubber, and the damage found; exit with 1 if any.
 
     The scrubber reads all files and the index again and again (storage.scrub_bytes_per_second).
-    With --now the scrubber reads all of these at once and faster. A bookie accepts --now only from
-    its own machine.
+    With --now the scrubber starts a whole pass at once, at a higher rate. A bookie accepts --now
+    only from its own machine.
     """
     return _upkeep(metadata, bookie, "scrub", start=now, wait=now, output=output)
 
@@ -123,7 +123,7 @@ def scrub(
 def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
-    """Start `work` if `start` is set, print its status; return 1 if the bookie is not sound."""
+    """Start `work` if `start` is set; print its status; return 1 if the status shows a problem."""
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
     # The current status overrides an older report.
@@ -173,11 +173,11 @@ def gc(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie free the space of deleted ledgers now, as it also does by itself.
+    """Make a bookie free the space of deleted ledgers now; it also does so by itself.
 
     The bookie deletes a ledger at once if the ledger's deletion is proven. A ledger that is merely
-    absent from the metadata store waits for garbage.grace_seconds. The bookie keeps all absent
-    ledgers while there is more than one and their share of its ledgers exceeds garbage.stop_share.
+    absent from the metadata store waits for garbage.grace_seconds. If several ledgers are absent,
+    and their share of the bookie's ledgers exceeds garbage.stop_share, the bookie keeps them all.
     `bookie node info` shows how many ledgers wait, and why. --force deletes all absent ledgers.
 
     If the metadata store went back in time, or is empty, the bookie deletes nothing until
@@ -302,7 +302,7 @@ def _print(record: dict[str, Any], output: OutputFormat) -> None:
 async def _ask(
     metadata: str, bookie_id: str, path: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Send a request to the bookie's HTTP server: a PUT of `change`, or a GET without it."""
+    """Send a request to the bookie's HTTP server: a PUT of `change`, or a GET if it is None."""
     import aiohttp
 
     from bookie.config import load_settings
@@ -348,7 +348,7 @@ async def _ask(
 
 
 def _authorization(settings: SecuritySettings) -> dict[str, str]:
-    """Return the header with this client's token, for requests by TLS alone; empty without one."""
+    """Return the header with this client's token, only for requests by TLS; {} without a token."""
     from bookie.security.token_file import AUTHORIZATION, TokenFile
 
     if not settings.token_file:
@@ -357,7 +357,7 @@ def _authorization(settings: SecuritySettings) -> dict[str, str]:
 
 
 def _tls_reason(error: aiohttp.ClientSSLError) -> str:
-    """Return why TLS failed: what is wrong with the certificate, or what OpenSSL says."""
+    """Return why TLS failed: the problem of the certificate, or the message of OpenSSL."""
     cause = error.__cause__ or error
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or error)
 
@@ -365,7 +365,7 @@ def _tls_reason(error: aiohttp.ClientSSLError) -> str:
 async def _http_address(
     metadata: str, bookie_id: str, settings: SecuritySettings
 ) -> tuple[Endpoint, str, str | None]:
-    """Return the bookie's HTTP address, its cluster's id, and the name to verify, if another."""
+    """Return the bookie's HTTP address, the cluster's id, and the result of `tls_name_for`."""
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.endpoints import endpoint_for
     from bookie.cluster.instance import read_instance_id
@@ -380,10 +380,10 @@ async def _http_address(
 
 
 def tls_name_for(registration: Registration, endpoint: Endpoint) -> str | None:
-    """Return the host that the certificate at the HTTP `endpoint` must name; None for its own.
+    """Return the host that the certificate must name; None for the host of `endpoint`.
 
-    HTTP listens on loopback by default, and the bookie's certificate names the host at which it
-    takes entries. A command on the bookie's machine verifies this host.
+    HTTP listens on loopback by default, but the bookie's certificate names the host at which the
+    bookie takes entries. For a loopback endpoint, the client must verify this other host.
     """
     from bookie.cluster.endpoints import speaks_tls
     from bookie.security.exposure import is_loopback

@@ -22,8 +22,7 @@ def progress_bar(
 
     Args:
         title: the name of the work.
-        total: the end of the bar in units. None if it is unknown: then the bar shows a count and a
-            rate.
+        total: the end of the bar in units. If it is None, the bar shows a count and a rate.
         unit: ``bytes`` (shown as KiB, MiB …) or the plural of the counted things.
         watched: True shows the bar; None shows it if this command is in the foreground of the
             terminal.

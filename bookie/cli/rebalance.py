@@ -33,12 +33,12 @@ def rebalance(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Move copies of closed ledgers from fuller bookies to emptier ones, such as new ones.
+    """Move copies of closed ledgers from fuller bookies to emptier bookies, such as new ones.
 
-    The command ends when every writable bookie stores about the mean share of its device, or has no
-    room. Bytes are estimated from the metadata. You may interrupt the command at any time; the same
-    command continues the work. The former bookies remove their copies later, after
-    repair.unnamed_copies_grace_seconds.
+    The command ends when all writable bookies have filled about the same share of their devices, or
+    when no further copy can move. Bytes are estimated from the metadata. You may interrupt the
+    command at any time; the same command continues the work. A bookie removes a copy that has moved
+    to another bookie after repair.unnamed_copies_grace_seconds.
     """
     from bookie.daemon.loop import run
 

@@ -33,13 +33,13 @@ def index(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set the index aside and make a new one from the journal files and entry logs.
+    """Make a new index from the journal files and entry logs, and keep the old index beside it.
 
-    Stop the bookie first. Fences of ledgers that only the old index had are lost. So after the
+    Stop the bookie first. Ledger fences that are only in the old index are lost. So after the
     bookie's next start all of its ledgers are in limbo until a check has found them whole. Writers
-    of the bookie's open ledgers continue with the other bookies. The command keeps the old index;
-    remove the old index when the bookie is well. The command does not read the cluster's settings:
-    give the directories as options if the cluster's settings name them.
+    of the bookie's open ledgers continue with the other bookies. Remove the old index when the
+    bookie works again. The command does not read the cluster's settings: give the directories as
+    options if the cluster's settings name them.
     """
     from bookie.config import load_settings
     from bookie.daemon.loop import prepare_process

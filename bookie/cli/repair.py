@@ -49,7 +49,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show how many ledgers lack copies, who is lost or leaves, and when the last audit ended."""
+    """Show lost and leaving bookies, the number of ledgers that lack copies, and the last audit."""
     print_record(on_store(metadata, _status), output)
 
 
@@ -151,8 +151,9 @@ def history(
 ) -> None:
     """Show the last repairs that ended, the newest first, by the clocks of their workers.
 
-    Each worker keeps its last 100, and writes them within a few seconds. A worker keeps only the
-    last of repairs that fail repeatedly. If records are damaged, the exit status is 1.
+    Each worker keeps its last 100 repairs, and writes a repair within a few seconds of its end. If
+    the repair of a ledger fails repeatedly, the worker keeps only the last failure. If records are
+    damaged, the exit status is 1.
     """
     records, damaged = on_store(metadata, _history)
     print_records(records[:limit], output, empty="no repair has ended yet")
@@ -184,7 +185,7 @@ async def _history(store: MetadataStore) -> tuple[list[Record], list[str]]:
 
 @app.command("disable")
 def disable(metadata: Metadata) -> None:
-    """Pause repair in the whole cluster; ledgers under repair are finished."""
+    """Pause repair in the whole cluster; repairs that have begun are finished."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
     async def work(store: MetadataStore) -> None:
@@ -196,7 +197,7 @@ def disable(metadata: Metadata) -> None:
 
 @app.command("enable")
 def enable(metadata: Metadata) -> None:
-    """Let repair go on after `disable`."""
+    """Resume repair after `disable`."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
     async def work(store: MetadataStore) -> None:
@@ -208,7 +209,7 @@ def enable(metadata: Metadata) -> None:
 
 @app.command("trigger")
 def trigger(metadata: Metadata) -> None:
-    """Start an audit of every entry of every copy now; the elected bookie makes it."""
+    """Start an audit of every entry of every copy now; the elected auditor runs it."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
     async def work(store: MetadataStore) -> None:
@@ -227,8 +228,8 @@ def serve(config: ConfigFile = None, overrides: Set = None, metadata: MetadataUr
 
     The process audits while it is elected, and copies entries of marked ledgers. Several such
     processes share the work. The settings come from the same sources as those of `bookie serve`,
-    and no bookie.id is needed. [http] serves metrics; beside a bookie choose another port: --set
-    http.port=8001. Exit status 0 means an orderly stop; the others are those of `bookie serve`.
+    and no bookie.id is needed. The server of [http] serves metrics; on a bookie's machine choose
+    another port: --set http.port=8001. The exit statuses are those of `bookie serve`.
     """
     from bookie.cli.serve import run_service
 
@@ -262,8 +263,8 @@ def decommission(
     """Let a bookie leave the cluster for good: its copies move to others, then it is forgotten.
 
     The bookie turns read-only, and serves as a source while its copies move. When no ledger names
-    the bookie any more, stop the bookie. Then its cookie is deleted, by --wait or by the same
-    command given again. A bookie that is gone for good leaves in the same way.
+    the bookie any more, stop the bookie. After the stop, --wait deletes the bookie's cookie;
+    without --wait, run the command again. Use the command also for a bookie that never comes back.
     """
     if cancel:
         on_store(metadata, lambda store: _cancel(store, bookie))
@@ -382,7 +383,7 @@ async def _cancel(store: MetadataStore, bookie: str) -> None:
 
 
 def repair(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Repair one ledger now, in this process: read all its copies, and fill or move them."""
+    """Repair one ledger now, in this process: read all its copies, and complete or move them."""
     from bookie.daemon.loop import run
 
     outcomes = run(_repair_ledger(metadata, ledger))
@@ -412,8 +413,8 @@ def set_quorum(
     """Give a closed ledger another write quorum: copy its entries, then change its metadata.
 
     A write quorum above the ensemble size makes the ensembles larger. A write quorum below the ack
-    quorum is refused. Readers find all entries at any time. If the command is interrupted, nothing
-    has changed: type it again. A smaller quorum frees no space by itself.
+    quorum is refused. Readers find all entries at any time. If the command is interrupted, the
+    metadata is unchanged: run the command again. A smaller quorum frees no space by itself.
     """
     from bookie.daemon.loop import run
 

@@ -52,7 +52,7 @@ def grant(
     log: Log = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Give a role. Running bookies follow within a second.
+    """Give a role. Running bookies apply the change within a second.
 
     A reader reads. A writer reads and writes. A recoverer reads, fences and recovers: the owner
     of a log is writer and recoverer. A repairer copies entries, so each bookie needs this role. An
@@ -77,7 +77,7 @@ def revoke(
     log: Log = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Take roles away. Running bookies follow within a second, in open connections too."""
+    """Take roles away. Running bookies apply this within a second, also to open connections."""
     from bookie.cluster.role_grants import RoleGrants
 
     is_limited = any(one is not None for one in (ledgers, log, namespace))
@@ -90,7 +90,7 @@ def revoke(
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List who has which role, and where."""
+    """List the roles of each name, and the limits of each role."""
     from bookie.cluster.role_grants import RoleGrants
 
     grants = on_store(metadata, lambda store: RoleGrants(store).read())

@@ -1,4 +1,4 @@
-"""``bookie security``: a CA of one's own, its certificates, keys and tokens, and roles."""
+"""``bookie security``: your own CA, its certificates, keys and tokens, and roles."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ TokenDirectory = Annotated[
 def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) -> None:
     """Make a CA in a new directory, and the certificates of a bookie and of a client.
 
-    They are for trials and small clusters. The bookie's certificate names this machine, its
-    loopback addresses, and every --host. `issue` makes more of them. Keep ca-key.pem off the
-    machines of bookies and clients: whoever has it can pretend to be any of them.
+    The CA and its certificates are for trials and small clusters. The bookie's certificate names
+    this machine, its loopback addresses, and every --host. `issue` makes more certificates. Keep
+    ca-key.pem off the machines of bookies and clients: whoever has this key can pretend to be any
+    bookie or client.
     """
     import json
     import shlex
@@ -92,7 +93,7 @@ def issue(
     """Make a certificate: a bookie's with --host, a client's without.
 
     A bookie's certificate must name the host of its registration: listen.advertised_host, else
-    listen.host, or the machine's name if that is a wildcard.
+    listen.host, or the machine's name if listen.host is a wildcard.
     """
     from bookie.security import authority
 
@@ -105,8 +106,8 @@ def issue(
 def renew(directory: DirectoryArgument, name: NameArgument, days: Days = None) -> None:
     """Replace a certificate by one that is valid from now on, for the same names.
 
-    Running bookies and clients take it within seconds. NAME ca renews the CA itself, with its key,
-    so all certificates stay good.
+    Running bookies and clients load the new certificate within seconds. With NAME ca the command
+    renews the CA's own certificate. The CA keeps its key, so all its other certificates stay valid.
     """
     from bookie.security import authority
 
@@ -165,9 +166,9 @@ def token_key(
     """Make the key that signs tokens from now on, and add it to the keys that bookies read.
 
     Give token-keys.json to every bookie (security.token_keys_file) before the first token of the
-    new key; running bookies take it within seconds. Tokens of former keys stay good until --forget.
-    Keep token-key.json off the machines of bookies and clients: whoever has it can pretend to be
-    any client. With HS256 token-keys.json holds the secrets, too.
+    new key; running bookies load the file within seconds. Tokens of former keys stay valid until
+    --forget. Keep token-key.json off the machines of bookies and clients: whoever has it can
+    pretend to be any client. With HS256 token-keys.json holds the secrets, too.
     """
     from bookie.security import token_keys
 
@@ -211,8 +212,9 @@ def token(
 ) -> None:
     """Make a token with which a client shows who it is, and print it.
 
-    It is good for one cluster. Nothing revokes a token before its end, except that its key is
-    forgotten. So let a timer make short ones: running clients take a changed file within seconds.
+    The token is valid for one cluster. The only way to revoke a token before its end is to forget
+    its key. So let a timer make tokens with a short life: running clients load a changed file
+    within seconds.
     """
     from bookie.cli.stores import on_store
     from bookie.cluster.instance import read_instance_id

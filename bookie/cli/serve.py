@@ -49,8 +49,9 @@ def serve(
     optional: --metadata and --set bookie.id suffice if the default directories fit.
 
     Exit status 0 means an orderly stop. Status 1 means that the bookie cannot start now: a port is
-    taken, for example, or the metadata store is away. Status 3 means that the metadata store was
-    away for longer than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
+    taken, for example, or the metadata store is unreachable. Status 3 means that the metadata store
+    was unreachable for longer than [session] allows. Status 74 means a failed disk, and status 78 a
+    wrong setting.
     """
     return run_service(
         config, overrides, metadata, _start_bookie, stop_with_parent=stop_with_parent
@@ -68,10 +69,10 @@ def _start_bookie(sources: Sources) -> Coroutine[object, object, None]:
 
 @contextmanager
 def _without_system_certificates() -> Iterator[None]:
-    """Let Python's ssl find no certificates of the system, for the time of an import.
+    """Hide the system's certificates from Python's ssl while a module is imported.
 
-    The client of aiohttp reads all of them as it is imported, which takes a twentieth of a start. A
-    bookie uses only the server of aiohttp.
+    On import, the client of aiohttp reads all these certificates, which takes a twentieth of a
+    bookie's start. A bookie uses only the server of aiohttp.
     """
     given = os.environ.get(_CERTIFICATES)
     os.environ[_CERTIFICATES] = os.devnull

@@ -219,7 +219,7 @@ def repair(
 ) -> int:
     """Copy entries that an audit found missing, misplaced or corrupt to their proper bookies.
 
-    Entries are copied byte for byte from a verified copy. A run may be cut off and repeated.
+    Entries are copied byte for byte from a verified copy. An interrupted run may be repeated.
     Outcomes are written as Parquet to DIR/repairs. Exit status 1 means that damage is left, or that
     the audit could not judge a copy.
     """
@@ -259,7 +259,7 @@ def compact(
 ) -> int:
     """Copy many small ledgers of a log into few large ledgers, which replace them in the log.
 
-    Records and offsets stay the same, and writers and readers go on. A run may be cut off and
+    Records and offsets stay the same, and writers and readers continue. An interrupted run may be
     repeated; two runs at once do no harm. Exit status 1 means that small ledgers are left that
     should have been joined.
     """
@@ -347,8 +347,9 @@ def stats(
 def prepare() -> None:
     """Let later local jobs on this machine start sooner: write an archive of Spark's classes.
 
-    It takes about half a minute, and 190 MB of the user's cache directory. Type it once, and again
-    after another Spark or Java was installed. Removing the file is safe.
+    The command takes about half a minute, and the archive 190 MB of the user's cache directory. Run
+    the command once, and again after you have installed another Spark or Java. You may remove the
+    archive at any time.
     """
     import asyncio
 
@@ -358,7 +359,7 @@ def prepare() -> None:
 
 
 async def _prepare() -> Path:
-    """Run the jobs of `prepare` on bookies of their own, and stop these."""
+    """Run the jobs of `prepare` on a temporary cluster of this machine."""
     import asyncio
     import tempfile
 
@@ -428,8 +429,8 @@ def export(
 ) -> None:
     """Write the new records of a log as Parquet, each record once.
 
-    The next run with the same checkpoint goes on where this run ended. DIR belongs to this log and
-    this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
+    The next run with the same checkpoint continues where this run ended. DIR belongs to this log
+    and this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
     """
     with spark_session("export", metadata, master, conf) as spark:
         from bookie.spark.jobs.export import (
@@ -512,7 +513,7 @@ def ingest(
 
     The next run with the same checkpoint takes only files that have come since this run. Lines of
     text and of JSON become values unchanged. Rows of CSV and Parquet become JSON, by the names of
-    their columns. Rows that cannot become records are set aside, with the reason.
+    their columns. Rows that cannot become records go to the quarantine, with the reason.
     """
     options = parse_pairs(option, "--option KEY=VALUE")
     max_bytes = None

@@ -21,8 +21,8 @@ def open_metadata(
     """Open the store of `uri`; TLS and credentials come from the settings' section ``[metadata]``.
 
     `config` is a file of settings. If `config` is None, the file that BOOKIE_CONFIG names is used,
-    if the variable is set. If a directory holds no store, the function creates one only with
-    `create`.
+    if the variable is set. With `create`, the function creates a local store if its directory holds
+    no store.
 
     Raises:
         ConfigurationError: the URI or the settings are wrong.

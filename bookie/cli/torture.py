@@ -50,8 +50,8 @@ def torture(
 
     The command checks that no acknowledged record is lost, and that none is in the log twice. The
     command checks that all readers see one order, and that appends go on after each fault. The
-    command checks that cursors never go back, and that the records before a cursor were consumed. A
-    seed draws the same faults, but not the moments at which the faults meet the clients.
+    command checks that cursors never go back, and that the records before a cursor were consumed.
+    Runs with the same seed have the same faults, but a fault may hit the clients at another moment.
 
     Exit status 1 means that one of these checks failed.
     """
