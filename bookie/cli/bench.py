@@ -213,7 +213,7 @@ def log(
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the log.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a log for a while, read it back, then follow it for as long as it was written.
+    """Write a log for a while, read it back, then append and follow it for the same time.
 
     The write phase measures the latency of an append. The read phase measures the time until the
     next batch arrives. The tail phase measures the time from a record's append to its arrival at a

@@ -58,8 +58,8 @@ def nuke(
 ) -> None:
     """Delete a cluster's metadata: its ledgers, cookies, namespaces and its identity.
 
-    After the deletion no client can find what the cluster's bookies hold. The command refuses while
-    a bookie is registered, or while keys that are not the cluster's lie in the same scope.
+    After the deletion no client can find the data of the cluster's bookies. The command refuses
+    while a bookie is registered, or while the scope has keys that do not belong to the cluster.
     """
     from bookie.ledger.catalog.removal import nuke_cluster
 
@@ -214,7 +214,7 @@ def _address(registration: Registration | None) -> tuple[str | None, str | None]
 
 @settings_app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cluster's settings, and whether running bookies apply a change of each at once."""
+    """List the cluster's settings, and which of them running bookies change without a restart."""
     records = on_store(metadata, _list)
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 

@@ -310,9 +310,10 @@ def append(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Append lines (or, with --raw, the bytes of a file) as the ledger's one writer; close it.
+    """Append lines (or, with --raw, the bytes of a file) as the ledger's only writer.
 
-    Every entry is durable on the ack quorum when the command returns.
+    The command closes the ledger, unless --no-close is given. Every entry is durable on the ack
+    quorum when the command returns.
     """
     from bookie.cli.entries import append_stream
     from bookie.daemon.loop import run
@@ -384,7 +385,7 @@ def tail(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print all entries, then new ones as they come, until the ledger is closed or Ctrl-C."""
+    """Print all entries, then new entries as they arrive, until Ctrl-C or the ledger's close."""
     from bookie.cli.entries import follow
     from bookie.daemon.loop import run
 

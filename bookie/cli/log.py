@@ -138,8 +138,8 @@ def append(
     """Become the owner of a log, append lines as records, and give up the ownership.
 
     Every record is durable on the ack quorum when the command returns. Records with a key go to the
-    key's partition, the others to the partitions in turn. If the log has an owner, the command asks
-    first.
+    key's partition. Records without a key go to the partitions in turn. If the log has an owner,
+    the command asks first.
     """
     from bookie.cli.log_records import append_lines
     from bookie.daemon.loop import run
@@ -218,7 +218,7 @@ def tail(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print all records, then new ones as they come, until Ctrl-C. See `bookie log read`."""
+    """Print all records, then new records as they arrive, until Ctrl-C. See `bookie log read`."""
     if new and (start is not None or start_time is not None):
         raise typer.BadParameter("give --start, --start-time or --new, not two of them")
     place = "latest" if new else start

@@ -55,7 +55,8 @@ async def list_all(
 async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
     """Return the owners of a log, in words; empty if the log has no owner.
 
-    The result includes a crashed owner, because it looks like a slow owner.
+    The result includes a crashed owner, because the metadata of crashed and slow owners is the
+    same.
     """
     from bookie.cli.log_arguments import check_partition
     from bookie.env.clock import moment_text

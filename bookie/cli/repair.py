@@ -149,7 +149,7 @@ def history(
     ] = 20,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the last repairs that ended, the newest first, by the clocks of their workers.
+    """Show the last repairs that ended, the newest first by the clocks of their workers.
 
     Each worker keeps its last 100 repairs, and writes a repair within a few seconds of its end. If
     the repair of a ledger fails repeatedly, the worker keeps only the last failure. If records are
@@ -224,7 +224,7 @@ def trigger(metadata: Metadata) -> None:
 
 @app.command("serve")
 def serve(config: ConfigFile = None, overrides: Set = None, metadata: MetadataUri = None) -> int:
-    """Repair without a bookie until SIGTERM, for clusters whose bookies have repair.enabled off.
+    """Run a repair process until SIGTERM, for clusters whose bookies have repair.enabled off.
 
     The process audits while it is elected, and copies entries of marked ledgers. Several such
     processes share the work. The settings come from the same sources as those of `bookie serve`,
@@ -260,7 +260,7 @@ def decommission(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let a bookie leave the cluster for good: its copies move to others, then it is forgotten.
+    """Let a bookie leave the cluster for good: move its copies to others, then delete its cookie.
 
     The bookie turns read-only, and serves as a source while its copies move. When no ledger names
     the bookie any more, stop the bookie. After the stop, --wait deletes the bookie's cookie;

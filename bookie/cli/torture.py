@@ -46,7 +46,7 @@ def torture(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Break a local cluster under writers and readers of a log, and check that nothing was lost.
+    """Break a local cluster while clients use a log, and check that no record was lost.
 
     The command checks that no acknowledged record is lost, and that none is in the log twice. The
     command checks that all readers see one order, and that appends go on after each fault. The
