@@ -572,9 +572,9 @@ class BookKeeper(ClusterConnection):
     ) -> int:
         """Truncate a partition before an offset, a position or a time; return its first offset.
 
-        Readers of earlier records get LogTruncatedError. The log's writer continues. With
-        `before_time`, whole ledgers are removed from the beginning of the partition, each only if
-        all its records are older.
+        Readers of earlier records get LogTruncatedError. The log's writer continues. `before_time`
+        removes whole ledgers from the beginning of the partition. A ledger is removed only if all
+        its records are older.
 
         Raises:
             NoSuchLogError: there is no such log.
