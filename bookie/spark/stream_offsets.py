@@ -112,8 +112,8 @@ def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
     The batch reads all other partitions from their earliest record.
 
     These partitions were not known at `start`, or their log was deleted and created again before
-    `end`. If `start` has no id of a log, the log counts as created again if one of its partitions
-    is missing from `end`, or has a lower offset there.
+    `end`. Without an id in `start`, a log counts as created again if `end` lacks one of its
+    partitions, or has a lower offset for it.
     """
     return {
         key: offset
