@@ -1,9 +1,9 @@
-"""Settings of a whole cluster: one record per setting, which a bookie reads before its own file.
+"""Settings of a whole cluster, one record each; a bookie's own settings override them.
 
-A change of settings is one transaction, checked together with all other cluster settings. The
-transaction also writes the record above the settings, whose version orders all changes. So two
-valid changes never combine into invalid settings. Bookies themselves check a record that was
-written directly (``bookie metadata put``).
+All cluster settings are checked together before a change. A change is one transaction, which also
+writes the parent record ``config/settings``. The version of this record orders all changes, so two
+valid changes never combine into invalid settings. Bookies check a record that ``bookie metadata
+put`` wrote directly.
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
 """
@@ -25,7 +25,7 @@ _log = event_log(__name__)
 
 
 class ClusterSettings:
-    """The settings of one cluster: ``section.key`` → the text that a flag would have."""
+    """The settings of one cluster: ``section.key`` → its value, spelled as for a flag."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -39,9 +39,9 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """Return what `read` returns, without unknown settings, which are logged.
+        """Return the settings that this version knows, and log the others.
 
-        A newer tool may have set the unknown settings.
+        A newer tool may have set the others.
         """
         settings = await self.read()
         known = _known(settings)
@@ -53,8 +53,9 @@ class ClusterSettings:
         """Set several settings, all or none.
 
         Raises:
-            ConfigurationError: in one sentence: a setting is unknown, or belongs to each bookie. Or
-                a value is wrong, or contradicts another cluster setting or a default.
+            ConfigurationError: a setting is unknown, or cannot be a cluster setting. Or a value is
+                wrong, or contradicts another cluster setting or a default. The message is one
+                sentence.
         """
         while True:
             before, version = await self._read()
@@ -67,8 +68,8 @@ class ClusterSettings:
         """Remove several settings, all or none; bookies then use their own values or the defaults.
 
         Raises:
-            ConfigurationError: one of the settings is not set. Or the other settings, valid so far,
-                would contradict each other or a default.
+            ConfigurationError: one of the settings is not set. Or the removal would make valid
+                settings contradict each other or a default.
         """
         wanted = sorted(set(names))
         while True:
@@ -85,7 +86,7 @@ class ClusterSettings:
     ) -> None:
         """Call `take` with all known settings, now and after each change; see `mirror.follow`.
 
-        With an `instance_id`, the settings of another cluster are ignored.
+        If `instance_id` is given, the settings of every other cluster are ignored.
         """
 
         async def read() -> dict[str, str]:
@@ -107,7 +108,7 @@ class ClusterSettings:
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """Return all settings, and the version that the record above the settings had then."""
+        """Return all settings, and the version of ``config/settings`` that belongs to them."""
         while True:
             version = await self._version()
             settings = {}

@@ -1,8 +1,8 @@
 """Cookies: records that bind a bookie's directories to its id and its cluster.
 
 The metadata store and every directory of the bookie hold the same cookie. If a cookie is missing or
-differs, a directory was exchanged or lost. Then the bookie must not start, because it could deny
-acknowledged entries.
+differs, a directory was exchanged or lost. A bookie with such a directory must not start, because
+it could answer that acknowledged entries do not exist.
 
 A cookie is ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in
 the order shown here. Each value is JSON on one line.

@@ -35,16 +35,16 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """Return what `read` returns, including every change that was finished before this call."""
+        """Read the cookie like `read`, including every change that ended before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
     def unchanged(self, bookie_id: str, version: int) -> Check:
-        """Return the condition, for a transaction, that the cookie still has `version`."""
+        """Return a condition for a transaction: the cookie still has `version`."""
         return Check(keys.cookie(bookie_id), version)
 
     async def require_instance(self, instance_id: str) -> None:
-        """Check that the store holds this cluster; otherwise a missing cookie proves nothing.
+        """Check that the store holds this cluster, because another store also lacks the cookie.
 
         Raises:
             WrongClusterError: the store holds another cluster, or none.
@@ -56,9 +56,9 @@ class CookieManager:
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """Return all readable cookies, by bookie id; call `on_damaged` with the other ids.
+        """Return all readable cookies, sorted by bookie id; pass each other id to `on_damaged`.
 
-        Use this only for display: a bookie with a damaged cookie also belongs to the cluster.
+        Use this only for display, because the result lacks bookies with a damaged cookie.
         """
         found = []
         for bookie_id in await self.bookie_ids():
@@ -101,6 +101,6 @@ class CookieManager:
 
         Raises:
             NoSuchKeyError: the bookie has no cookie.
-            BadVersionError: the cookie changed meanwhile.
+            BadVersionError: the cookie no longer has `version`.
         """
         await self._store.delete(keys.cookie(bookie_id), version=version)

@@ -34,7 +34,7 @@ class DigitTree:
     """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1
     skips_strays: bool = False
-    """True if listings leave out keys that are no numbers, and log them. Else they raise."""
+    """True if listings skip and log keys that are no numbers. False if listings raise an error."""
     _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Strays that the log has named, up to `STRAYS_TOLD_MAX`; each once."""
 
@@ -62,7 +62,7 @@ class DigitTree:
         """Return the number whose key is `key`.
 
         Raises:
-            FormatError: it is not the key of a number. A listing that skips it would be incomplete.
+            FormatError: `key` is not the key of a number.
         """
         names = key.removeprefix(self.root + "/").split("/")
         digits = "".join(names[:-1]) + names[-1].removeprefix(self.prefix)
@@ -89,7 +89,7 @@ class DigitTree:
 
         Raises:
             MetadataUnavailableError: the scan could not be completed.
-            FormatError: something else lies in the tree, and it does not skip strays.
+            FormatError: the tree contains a key that is no number, and `skips_strays` is False.
         """
         async for directory, first in self._directories(store, names, after):
             async for record in store.scan_children(directory, after=first):
@@ -112,7 +112,7 @@ class DigitTree:
                     yield after
 
     def _is_stray(self, key: str) -> bool:
-        """True if a listing leaves the key out."""
+        """True if listings skip the key, which is no number; log such a key."""
         if not self.skips_strays:
             return False
         try:
@@ -136,7 +136,7 @@ class DigitTree:
     async def _directories(
         self, store: MetadataStore, names: list[str] | None, after: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """Yield the directories with numbers above `after`, each with the name to start after."""
+        """Yield each directory that may hold numbers above `after`, and the name to start after."""
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
         # The last item of the stack is handled next. `is_start`: the directory is on the path of
         # `after`.
@@ -159,7 +159,7 @@ class DigitTree:
             ]
 
     def _is_directory(self, directory: str, name: str, level: int) -> bool:
-        """True for a directory of this tree, False for a stray that listings leave out."""
+        """True if `name` is a directory of this tree, False if it is a stray to skip."""
         if len(name) == self.groups[level] and name.isascii() and name.isdigit():
             return True
         key = f"{directory}/{name}"

@@ -62,18 +62,18 @@ class BookieDirectory(Mirror[Registration]):
     def names(self) -> frozenset[str]:
         """Return the ids of all registered bookies, also of those whose registration is unreadable.
 
-        A newer version may have written such a registration. So its bookie runs.
+        A running bookie of a newer version may have written an unreadable registration.
         """
         keys_of_all = {*self.values, *self._unreadable}
         return frozenset(key.rpartition("/")[2] for key in keys_of_all)
 
     def resolve(self, bookie_id: str, security: SecuritySettings | None = None) -> Endpoint:
-        """Return a bookie's present or last known address, for a client with these settings.
+        """Return a bookie's current or last known address, for a client with these settings.
 
         Raises:
-            BookieUnreachableError: this directory has not seen it registered, or it serves no
-                entries.
-            TlsError: the settings permit none of its addresses.
+            BookieUnreachableError: this directory never saw the bookie registered, or the bookie
+                serves no entries.
+            TlsError: `security` permits none of the bookie's addresses.
         """
         registration = self._last_known.get(bookie_id)
         if registration is None:
@@ -81,7 +81,7 @@ class BookieDirectory(Mirror[Registration]):
         return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
 
     def last_known(self, bookie_id: str) -> Registration | None:
-        """Return a bookie's present or last known registration; None if it was never seen."""
+        """Return a bookie's current or last known registration; None if it was never seen."""
         return self._last_known.get(bookie_id)
 
     def incarnation(self, bookie_id: str) -> str:

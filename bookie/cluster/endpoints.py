@@ -1,7 +1,7 @@
-"""Which of a bookie's addresses a client uses: by TLS, or without it.
+"""Chooses the address of a bookie that a client uses: with TLS, or in plaintext.
 
-A registration says for each address if TLS is spoken there: its protocol is ``grpcs`` or ``https``,
-and ``grpc`` or ``http`` without TLS. A client with a CA never falls back to plaintext by itself.
+A registration names the protocol of each address: ``grpcs`` and ``https`` use TLS, ``grpc`` and
+``http`` use plaintext. A client with a CA uses plaintext only if its settings allow plaintext.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def speaks_tls(endpoint: Endpoint) -> bool:
 
 
 def endpoint_for(registration: Registration, service: str, settings: SecuritySettings) -> Endpoint:
-    """Return the address of a bookie's service that a client with these settings uses.
+    """Return the address at which a client with these `settings` reaches a bookie's service.
 
     Args:
-        registration: the bookie's.
+        registration: the registration of the bookie.
         service: "bookie" for entries, "http" for commands.
-        settings: the client's. With a CA, only an address with TLS is used, unless plaintext is
-            allowed and the bookie offers nothing else.
+        settings: the settings of the client. A client with a CA uses plaintext only if plaintext is
+            allowed and the bookie offers no TLS.
 
     Raises:
         BookieUnreachableError: the bookie does not offer the service.
-        TlsError: it offers no address that the settings permit.
+        TlsError: the settings permit none of the service's addresses.
     """
     offered = [one for one in registration.endpoints if one.name == service]
     bookie_id = registration.bookie_id

@@ -52,10 +52,10 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
 
     Raises:
         LayoutExistsError: a cluster already exists; nothing was changed.
-        ClusterInUseError: records of a former cluster remain, whose ledger ids would be used again.
-            Or the scope contains another cluster's scope, or lies in one. Then nothing was changed,
-            or the new identity was deleted again. If two clusters, one inside the other, are
-            created at once, at most one remains.
+        ClusterInUseError: records of a former cluster remain, and its ledger ids would be reused.
+            Or the scope contains the scope of another cluster, or lies inside it. In all cases
+            nothing was changed, or the new identity was deleted again. If two clusters, one inside
+            the other, are created at once, at most one remains.
         BadRequestError: the layout is unknown.
     """
     instance_id = str(uuid.uuid4())

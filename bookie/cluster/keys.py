@@ -143,7 +143,7 @@ def labels(bookie_id: str) -> str:
 
 
 def deletions_of(day: int) -> str:
-    """Return the key above the proofs of all deletions of `day`, which counts from 1970."""
+    """Return the key whose subtree proves all deletions of one day; day 0 is 1970-01-01."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 

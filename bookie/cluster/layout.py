@@ -8,8 +8,8 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
              above: where Java's BookKeeper has them
 ============ =====================================================================================
 
-Most stores can list a directory of a million records. ZooKeeper answers a listing with one packet
-of a megabyte at most, about 40 000 ledgers; on ZooKeeper the default layout is hierarchical.
+Most stores can list a directory of a million records. ZooKeeper limits the answer to one packet of
+a megabyte, about 40 000 ledgers. So the default layout on ZooKeeper is hierarchical.
 
 The record ``LAYOUT`` names the layout. A program refuses to work with an unknown layout.
 """
@@ -130,8 +130,8 @@ def decode_layout(value: bytes) -> LedgerLayout:
     """Decode the layout in a value of ``LAYOUT``.
 
     Raises:
-        FormatError: in one sentence that names the key: it is damaged, or this program does not
-            know the layout.
+        FormatError: the value is damaged, or this program does not know the layout. The message is
+            one sentence and names the key.
     """
     try:
         name = json_record.decode(_FORMAT, _VERSION, value).text("ledgers")

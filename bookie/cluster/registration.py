@@ -1,15 +1,16 @@
 """A bookie's registration: a leased record with its addresses and state.
 
 A writable bookie is registered under ``available/readwrite``, a read-only one under
-``available/readonly``. One transaction moves a bookie between the two places, so the bookie is
-always registered under exactly one. The registration is kept as long as its context is open. After
-a lost session or a deletion of its record, the registration is written again. Meanwhile the bookie
-continues to serve. If the store does not answer, refuses access or holds another cluster, the
-registration waits.
+``available/readonly``. One transaction moves the bookie's record between the two keys, so a
+registered bookie has exactly one record.
 
-A record of the same id may belong to another session, for example that of an earlier process of
-this bookie. The registration waits until the other session ends. If the record stays, two processes
-use one id, and this process gives up.
+The registration is maintained while its context is open. If the session ends or the record is
+deleted, the record is written again. The bookie serves even while it has no record. If the store
+does not answer, refuses access or holds another cluster, the write is repeated later.
+
+Another session may own the record, for example the session of this bookie's previous process. The
+registration waits until that session ends. If the record stays, two processes use one bookie id.
+This process then fails with IdentityError.
 
 Source: BookKeeper's bookie registration.
 """
@@ -57,17 +58,17 @@ _log = event_log(__name__)
 
 
 class BookieRegistration:
-    """One bookie's registration; an async context manager, whose end deletes the registration.
+    """One bookie's registration; an async context manager that deletes the record at its end.
 
     Entering the context waits up to 1.5 session timeouts until another session's record of the same
-    id is gone. The time of the store's answers is added to this wait. If another process takes over
+    id is deleted. The store's response times are added to this wait. If another process takes over
     the id later, the body of the context is cancelled and the context raises IdentityError.
 
     Args:
-        store: the metadata store, which must stay open longer.
+        store: the metadata store, which must stay open until the context ends.
         registration: the state to register.
-        instance_id: the registration is written only in a store that holds this cluster; if empty,
-            in any store.
+        instance_id: the cluster that the store must hold before each write; empty means any
+            cluster.
 
     Raises:
         IdentityError: (on entering) another process is registered with this id.
@@ -98,7 +99,7 @@ class BookieRegistration:
 
     @property
     def is_registered(self) -> bool:
-        """False from a noticed loss of session or record until the record is written again."""
+        """True while the record exists, as far as this process knows."""
         return self._is_registered
 
     @property
@@ -110,7 +111,7 @@ class BookieRegistration:
         """Register new figures (capacity, load), or a change between writable and read-only.
 
         At every moment, other processes see either the old record or the new one. After an error,
-        the next repair, which begins at once, writes the new state.
+        a background task immediately begins to write the new state.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -272,7 +273,7 @@ class BookieRegistration:
     # ---- writing
 
     async def _try_write(self) -> bool:
-        """Write the wanted records; return False if another session owns a record."""
+        """Write the wanted record; return False if another session owns a record of this bookie."""
         async with self._writing:
             while True:
                 operations = await self._plan(self._wanted)

@@ -1,4 +1,4 @@
-"""The value of a live bookie's leased registration record, in which it describes itself.
+"""The value of the leased record in which a running bookie describes itself.
 
 The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``,
 version 1.
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie's description for others; capacity and load date from the last update."""
+    """A bookie's description of itself; capacity and load are those of the last update."""
 
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
@@ -55,7 +55,7 @@ class Registration:
     incarnation: str = ""
     """A random id, renewed when the bookie may have lost acknowledged data."""
     store_doubt: str = ""
-    """The reason to think that the store is older than the bookie's state; otherwise empty."""
+    """The reason to suspect that the metadata store is older than the bookie's state, or empty."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         for endpoint in self.endpoints:

@@ -1,7 +1,7 @@
-"""The grants of roles, kept in the metadata store: one record for a cluster.
+"""The grants of roles, kept in the metadata store: one record per cluster.
 
-One record holds all grants, so each change is compared with all others, and a bookie always sees a
-whole state. A bookie that cannot read the record keeps the grants that it knows.
+Each change replaces the whole record by compare-and-set, so concurrent changes cannot overwrite
+each other. A bookie that cannot read the record keeps the grants that it read last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.security.grants import GRANTS_MAX, Grant, Grants, GrantScope
 from bookie.security.rights import Role
 
 RECORD_BYTES_MAX: Final = 256 * 1024
-"""The largest record; stores take 512 KiB."""
+"""The maximum size of the record; the metadata stores accept values up to 512 KiB."""
 
 _FORMAT: Final = "bookie-roles"
 _VERSION: Final = 1
@@ -51,7 +51,7 @@ def decode_grants(value: bytes) -> Grants:
     """Decode the record.
 
     Raises:
-        FormatError: it is damaged, or a newer version wrote it.
+        FormatError: the record is damaged, or a newer version wrote it.
     """
     grants = []
     for row in json_record.decode(_FORMAT, _VERSION, value).objects("grants"):
@@ -77,7 +77,7 @@ class RoleGrants:
         self._store = store
 
     async def read(self) -> Grants:
-        """Return all grants; none if nobody was ever given a role.
+        """Return all grants; empty if no role was ever granted.
 
         Raises:
             FormatError: the record is damaged, or a newer version wrote it.
@@ -88,7 +88,7 @@ class RoleGrants:
         """Give a role; return False if it was given before.
 
         Raises:
-            BadRequestError: there are as many grants as there may be.
+            BadRequestError: the record has no room for another grant.
             FormatError: the record is damaged, or a newer version wrote it.
         """
         while True:
@@ -105,12 +105,12 @@ class RoleGrants:
                 return True
 
     async def revoke(self, principal: str, role: Role | None, scope: GrantScope | None) -> int:
-        """Take grants away; return how many.
+        """Remove grants; return their number.
 
         Args:
-            principal: whose, exactly as it was granted.
-            role: which role; None means all.
-            scope: with which limit; None means any.
+            principal: the principal of the grants, spelled as in the grants.
+            role: the role of the grants; None means every role.
+            scope: the scope of the grants; None means every scope.
 
         Raises:
             FormatError: the record is damaged, or a newer version wrote it.
@@ -131,7 +131,7 @@ class RoleGrants:
     async def follow(self, take: Callable[[Grants], None], *, instance_id: str) -> None:
         """Call `take` with all grants, now and after each change; see `mirror.follow`.
 
-        The grants of another cluster are not taken. A damaged record changes nothing.
+        `take` is not called for a damaged record, or while the store holds another cluster.
         """
 
         async def read() -> Grants:
