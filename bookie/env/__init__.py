@@ -60,7 +60,7 @@ class Environment:
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
     """Opens the key-value store in a directory: (directory, map bytes, table names, trusted).
 
-    A `trusted` store was closed in an orderly stop and is unchanged, so it is not read as a whole.
+    A `trusted` store is unchanged since an orderly stop, so only its two meta pages are checked.
     """
     failpoints: Failpoints
 

@@ -16,7 +16,7 @@ _DOUBLINGS_MAX = 1000
 
 
 class Backoff:
-    """Computes the delays of one caller, which sleeps by itself; reads no clock.
+    """Computes the delays between one caller's attempts; the caller does the sleeping.
 
     Args:
         first_seconds: the first delay, before jitter.
@@ -53,7 +53,7 @@ class Backoff:
         self.failures = 0
 
     def after(self, failures: int) -> float:
-        """Return the seconds to wait after `failures` delays, for a caller with its own counter."""
+        """Return the delay in seconds after `failures` delays, which the caller itself counts."""
         seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
         if self._jitter is None:
             return seconds

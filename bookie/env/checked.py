@@ -1,8 +1,8 @@
 """Compares the arguments of public calls with their annotations before any action.
 
 Python accepts many wrong arguments, and fails later or does something else: ``logs="orders"`` would
-mean six logs, one per letter. Use `checked` for rare calls; calls for each record check their
-arguments themselves.
+mean six logs, one per letter. Use `checked` for methods that are called rarely. Methods that are
+called for each record check their arguments themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _BYTES = (bytes, bytearray, memoryview)
 _SECRET = ("password",)
-"""Arguments whose values no error shows: errors end up in logs."""
+"""Arguments whose values are kept out of errors, because errors are logged."""
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -35,16 +35,16 @@ class _WrongError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The kind of values that an annotation demands."""
+    """The kind of values that an annotation accepts."""
 
     text: str
     """The description of a value of this kind, for people."""
     take: Callable[[Any], Any]
-    """Returns a value of this kind, or a list of an iterable's items; else raises _WrongError."""
+    """Checks and returns a value; an iterable is returned as a list. Raises _WrongError."""
 
 
 def checked(method: Callable[P, T]) -> Callable[P, T]:
-    """Let `method` refuse arguments of other types than its annotations say.
+    """Make `method` refuse arguments whose types differ from its annotations.
 
     An argument of type ``Iterable[...]`` arrives as a list. A bytes-like object counts as bytes.
     Too many or unknown arguments still raise Python's TypeError.
@@ -95,7 +95,7 @@ class _Arguments:
         return kinds
 
     def taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments as the method receives them.
+        """Check the arguments, and return them as the method will receive them.
 
         Raises:
             BadRequestError: an argument has another type.
@@ -121,14 +121,14 @@ class _Arguments:
 
 
 def _described(value: object) -> str:
-    """Describe a value for people: a short text or number as it is, other values by their type."""
+    """Describe a value for people: a short text or number by itself, other values by their type."""
     if isinstance(value, str | int | float) and len(repr(value)) < 40:
         return repr(value)
     return type(value).__name__
 
 
 def _kind_of(hint: Any) -> _Kind:
-    """Return the kind that an annotation names, or the kind of any value if it names none."""
+    """Return the kind of values that a type annotation accepts; other annotations accept any."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, parts = typing.get_origin(hint), typing.get_args(hint)

@@ -72,7 +72,7 @@ def moment_ms(moment: object) -> int:
 
 
 def parse_moment(text: str) -> int:
-    """Return the ms since 1970 that `text` names, as a number or as ISO 8601 with a time zone.
+    """Return the ms since 1970 of `text`: a number of ms, or ISO 8601 with a time zone.
 
     Raises:
         BadRequestError: `text` is not a time.

@@ -1,7 +1,7 @@
-"""Detects a fork after the use of gRPC: a child that uses gRPC then hangs or crashes.
+"""Detects a fork after the use of gRPC, because gRPC hangs or crashes in such a child.
 
-A process that opened a channel may fork if the child opens no channel. A child cannot test safely
-if gRPC works, so this module records the use of gRPC.
+A process may fork after it opened a channel, if the child does not use gRPC. A test of gRPC itself
+could hang in the child, so this module records each use of gRPC.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GrpcUse:
         """Record that this process is about to open a channel.
 
         Raises:
-            ConfigurationError: an earlier process used gRPC before it forked this one.
+            ConfigurationError: a parent process used gRPC before it forked this process.
         """
         self.require_usable()
         self._was_used = True
@@ -31,7 +31,7 @@ class GrpcUse:
         """Raise an error if a fork has broken gRPC, because work with gRPC would hang.
 
         Raises:
-            ConfigurationError: an earlier process used gRPC before it forked this one.
+            ConfigurationError: a parent process used gRPC before it forked this process.
         """
         if self._is_broken:
             raise ConfigurationError(

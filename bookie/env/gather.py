@@ -1,4 +1,4 @@
-"""Runs several calls at once, either like one call or beside a block."""
+"""Runs coroutines at once: `gather` returns their results, `beside` runs them during a block."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run `calls` concurrently; return their results in the order of the calls.
 
-    If one call fails, the other calls are cancelled and its error is raised, without a group. If
-    several calls have failed, the first error is raised.
+    If a call fails, the other calls are cancelled, and the first error is raised without an
+    exception group.
 
-    A caller that is cancelled meanwhile gets only the cancellation, even if a call fails. A task
-    group would raise the error and lose the cancellation.
+    If the caller is cancelled while the calls run, only the cancellation is raised, even if a call
+    fails. A task group would raise the error and lose the cancellation.
     """
     begun = list(calls)
     errors: list[Exception] = []

@@ -1,10 +1,12 @@
 """A sorted, transactional key-value store in a directory; the real store is LMDB.
 
-One writer and any number of readers run at a time; each reader sees the snapshot of its start. A
-write transaction is durable when its `with` block ends. After an error, a write transaction has
-changed nothing. LMDB has no checksums, so a sum over all pairs is stored with the pairs and
-compared at each opening. LMDB is opened with sync and metasync, without writemap. Source: LMDB's
-documentation.
+One write transaction and several read transactions run concurrently; each reads the snapshot of its
+start. A write transaction is durable when its `with` block ends. If the block raises an error, the
+transaction changes nothing; `write` lists the errors of the store. LMDB has no checksums, so a sum
+over all pairs is stored and compared at each opening. LMDB is opened with sync and metasync,
+without writemap.
+
+Source: LMDB's documentation.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""LMDB errors for a failed opening whose cause is not the file's content."""
+"""LMDB errors of an opening that failed for another reason than the file's content."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
@@ -59,7 +61,7 @@ _LOCK_READER_BYTES = 64
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """LMDB error codes of a write without room; a short write gives EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""If this many bytes are free, more than LMDB writes at once, a write failed for another reason."""
+"""More than LMDB writes at once: if so much is free, no write fails because the device is full."""
 
 
 class ReadTransaction(Protocol):
@@ -84,7 +86,7 @@ class WriteTransaction(ReadTransaction, Protocol):
     """A snapshot of the store, with the transaction's own changes on top."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, or None; the caller will put these keys."""
+        """Return each key's value or None; use this for keys that the transaction will put."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set the value of `key`."""
@@ -100,7 +102,7 @@ class KeyValueStore(Protocol):
     """An open key-value store."""
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """Begin a read transaction, which must not live across an await.
+        """Begin a read transaction, which must end before the next await.
 
         Raises:
             CorruptionError: the store noticed that its file is damaged.
@@ -131,7 +133,7 @@ class _LmdbTransaction:
         self._delta = 0
         """The change of the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """Values that `get_many` found and no put has changed; the sum needs these old values."""
+        """Values that `get_many` read and no put has changed; the sum needs these old values."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -273,12 +275,14 @@ class LmdbStore:
             raise self._failure from error
 
     def _is_only_full(self, *, was_full: bool) -> bool:
-        """True if a failed transaction only lacked room for its data pages.
+        """True if a transaction failed only because the device had no room for its data pages.
 
-        LMDB gives the same errors for data pages, their sync and the meta page. So three conditions
-        must hold. First, the device is full, or was full before. Second, the environment is intact:
-        a failed write of the meta page would have broken it. Third, the kernel reports that every
-        write-back succeeded.
+        LMDB raises the same errors if the write of a data page, a sync or the write of the meta
+        page fails. So three conditions must hold:
+
+        - The device is full now, or was full before the commit.
+        - The environment is intact: a failed write of the meta page would have broken it.
+        - The kernel reports that every write-back succeeded.
         """
         try:
             if not was_full and self._has_room():
@@ -291,7 +295,7 @@ class LmdbStore:
         return True
 
     def _has_room(self) -> bool:
-        """True if the device allocates room for an unnamed file; this test respects quotas."""
+        """True if `_ROOM_BYTES` are free, and quotas permit an unnamed file of this size."""
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             descriptor = os.open(self._directory, flags, 0o600)
@@ -313,9 +317,9 @@ class LmdbStore:
 def allocate_lock_file(directory: str, readers_max: int) -> None:
     """Allocate the disk blocks of an LMDB environment's lock file, before LMDB opens it.
 
-    LMDB maps the lock file with holes. On a full device, a write into a hole kills the process. The
-    content of the file stays. Do not call this for an environment that this process has open,
-    because the process would lose its locks.
+    Without this, the lock file has holes. LMDB maps the file, and on a full device a write into a
+    hole kills the process. The content of the file does not change. Do not call this for an
+    environment that this process has open, because the process would lose its locks.
 
     Raises:
         OSError: the device is full, or the file cannot be opened.
@@ -341,7 +345,7 @@ def open_lmdb(
         CorruptionError: the files in the directory are not a readable LMDB environment.
         ConfigurationError: permission, memory or address space is missing.
         DiskFullError: there is no room for the tables.
-        OSError: there is no room for its lock file, or the device failed.
+        OSError: there is no room for the lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
     check_lmdb_file(path, tables, whole=not trusted)

@@ -1,18 +1,18 @@
 """Checks the structure of an LMDB file before LMDB maps it.
 
 LMDB has no checksums and follows every offset. A flipped bit may make LMDB read beyond the mapped
-file, which kills the process (SIGBUS) at every start. Or LMDB misses a stored key, and the caller
-concludes that the key does not exist.
+file, which kills the process (SIGBUS) at every start. A flipped bit may also make LMDB miss a
+stored key, so that bookie treats the key as missing.
 
-So a start reads the whole file, unless the last stop was orderly. Each check here finds damage that
-no other check finds, or that other checks find too late:
+So each start reads the whole file, unless the last stop was orderly. Each check finds damage that
+the other checks find too late or never:
 
-- the kind and the bounds of pages and nodes: LMDB would crash;
+- the kind and the bounds of pages and nodes: after such damage, LMDB would crash;
 - the order of keys, separators included, and the count of entries: LMDB would miss stored keys;
-- pages that are used twice, or used and free: LMDB would overwrite stored pairs;
+- pages that are used twice, or both used and free: LMDB would overwrite stored pairs;
 - the transactions of the meta pages: LMDB would use an older snapshot as the newest;
-- the sum over all pairs, which every write transaction maintains: it shows lost pairs and outdated
-  pages. The checksums of rows show only damage within a row.
+- the sum over all pairs, which every write transaction updates: the sum shows lost pairs and
+  outdated pages. The checksum of a row shows only damage within the row.
 
 Source: the data structures of LMDB 0.9 (`mdb.c`), 64-bit, little endian.
 """
@@ -82,7 +82,7 @@ class _Meta:
 
 
 def seed_of(table: str) -> int:
-    """Return the checksum seed for a table's pairs, so that tables cannot be exchanged."""
+    """Return the checksum seed of a table's pairs, so that the sum shows exchanged tables."""
     return crc32c(table.encode())
 
 
@@ -104,10 +104,11 @@ def decode_sum(data: bytes) -> int:
 def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -> None:
     """Read the LMDB file at `path`, if it exists and has content, and check it.
 
-    Without `whole`, only the meta pages of the file are checked.
+    If `whole` is False, only the meta pages of the file are checked.
 
     Raises:
-        CorruptionError: LMDB must not open this file; the device may have refused to read it.
+        CorruptionError: the file is damaged or the device cannot read a page; LMDB must not open
+            the file.
         OSError: the device failed in another way.
     """
     try:
@@ -237,7 +238,7 @@ class _Check:
     ) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield key, flags and value of every entry of a tree; check the entry count at the end.
 
-        With `integers`, the keys are compared as numbers.
+        The keys must ascend: as numbers if `integers` is True, otherwise as bytes.
         """
         count, before = 0, b""
         if database.root != _NO_ROOT:
@@ -299,7 +300,7 @@ class _Check:
         return page, flags, offsets
 
     def _check_room(self, page: bytes) -> None:
-        """Check that nodes fill their page from its upper bound on: LMDB leaves no gaps."""
+        """Check that the nodes fill the page from its upper bound to its end, without gaps."""
         number, _, _, _, upper = _PAGE.unpack_from(page)
         if self._room != self._page_size - upper:
             raise _DamageError(f"the nodes of page {number} do not fill it")
@@ -360,7 +361,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """Check that the meta pages alternate: even transactions are in the first page."""
+    """Check that the meta pages hold successive transactions, the even one in the first page."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

@@ -9,9 +9,9 @@ from typing import Any
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error of a callback, except for one error that gRPC causes.
 
-    All event loops of a process share gRPC's queue of events. If the owner of a loop has closed it,
-    as `asyncio.run` does, an event for that loop raises an error. The error appears in another
-    loop, which took the event. Each other event wakes a loop again.
+    gRPC has one queue of events for all event loops of a process. `asyncio.run` closes its loop at
+    its end. Another loop that takes an event for the closed loop from the queue raises "Event loop
+    is closed". Other events are not lost, because each event wakes a loop again.
     """
     error = context.get("exception")
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):

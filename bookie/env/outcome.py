@@ -1,9 +1,9 @@
 """A result that is set once, and then calls its callbacks immediately.
 
 A future of asyncio runs its callbacks in the next turn of the event loop, and wakes a waiting task
-one turn later. The extra turns of a future took a fifth of the loop's work between a block's sync
-and the answers. An `Outcome` runs its callbacks as soon as it is settled. A caller can await an
-`Outcome` like a future; the caller's cancellation does not cancel it.
+one turn later. These turns took a fifth of the loop's time between the sync of a journal block and
+the answers. An `Outcome` runs its callbacks as soon as it is settled. A task can await an `Outcome`
+like a future; a cancelled task does not cancel the `Outcome`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """A future result, which belongs to one event loop and never fails."""
+    """A result that will be set later; it belongs to one event loop and is never an error."""
 
     __slots__ = ("_callbacks", "_results")
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 SLEEP_SECONDS_MIN, SLEEP_SECONDS_MAX = 0.001, 1.0
-"""The longest is the time after which a new rate counts for those that wait."""
+"""The bounds of one sleep; after each sleep, a waiting task reads the rate again."""
 
 
 class Pace:
-    """Limits the bytes per second of background work; all users share the rate.
+    """Limits the bytes per second of background work; all tasks share the rate.
 
-    The debt is kept in bytes. So another rate also counts for those that wait.
+    A waiting task follows a changed rate within `SLEEP_SECONDS_MAX`.
 
     Args:
         bytes_per_second: returns the current rate; 0 means no limit.
@@ -22,11 +22,11 @@ class Pace:
         self._bytes_per_second = bytes_per_second
         self._taken = 0
         self._passed = 0.0
-        """All bytes that were taken, and those of them whose time has passed."""
+        """`_taken` counts the bytes of all calls, `_passed` those that the rate has permitted."""
         self._at = 0.0
 
     async def spend(self, size: int) -> None:
-        """Wait until earlier bytes fit into the rate, then take `size` bytes of it."""
+        """Take `size` bytes of the rate, then wait until the rate permits all earlier bytes."""
         rate = self._let_pass()
         if not rate:
             return
@@ -37,10 +37,10 @@ class Pace:
             rate = self._let_pass()
 
     def _let_pass(self) -> int:
-        """Count the bytes that fit into the time since the last call; returns the rate."""
+        """Count the bytes that the rate permitted since the last call; return the current rate."""
         rate = self._bytes_per_second()
         now = asyncio.get_running_loop().time()
-        # An idle time is no credit.
+        # Idle time gives no credit.
         passed = self._passed + (now - self._at) * rate if rate else self._taken
         self._passed = min(self._taken, passed)
         self._at = now

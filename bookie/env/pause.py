@@ -1,4 +1,4 @@
-"""A wait between two rounds of work, whose length may change meanwhile."""
+"""A wait between two rounds of work; its length may change during the wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 
 
 class Pause:
-    """A wait in the event loop for one waiter at a time; it may be ended early or measured again.
+    """A wait for one task at a time; other code may end the wait early or change its length.
 
     A component with dynamic settings has a public attribute `settings` and reads it in each round
-    of work. When `settings` is replaced, the component calls `measure_again`, so that the new
-    setting takes effect at once.
+    of work. When `settings` is replaced, the component calls `measure_again`, so that a wait under
+    way gets its new length at once.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,15 @@ class Pause:
         self._woken.set()
 
     def clear(self) -> None:
-        """Cancel a call of `end` that no wait has noticed."""
+        """Cancel an earlier `end` that has not ended a wait yet."""
         self._ended = False
 
     def measure_again(self) -> None:
-        """Compute the length of the wait again; it still counts from the start of the wait."""
+        """Compute the length of the wait again; the new length counts from the wait's start."""
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:
-        """Wait for `seconds()`, computed again after `measure_again`; True if `end` was called."""
+        """Wait `seconds()`, called again after each `measure_again`; True if `end` was called."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not self._ended:

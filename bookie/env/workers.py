@@ -1,7 +1,7 @@
-"""Blocking work beside the event loop: one thread per blocking resource.
+"""Blocking work on threads beside the event loop, so that the loop never blocks.
 
-A simulation runs the same functions in its own event loop, at moments that its random seed chooses.
-So product code uses only the `Workers` protocol.
+Product code uses only the `Workers` protocol. A simulation implements the protocol by running the
+functions in its event loop, at moments that its random seed determines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BatchWorker(Protocol[T_contra]):
         """Handle all queued items, then end the thread and wait for its end."""
 
     def abandon(self) -> None:
-        """Stop handling and reporting without a wait, because the thread may hang in a device."""
+        """Stop handling and reporting; do not wait, because the thread may hang in a device."""
 
 
 class Workers(Protocol):
@@ -64,7 +64,7 @@ class Workers(Protocol):
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run a function like `run` if its result uses memory that the caller accounts for.
+        """Like `run`, for a function whose result uses memory that the caller accounts for.
 
         A caller that is cancelled before the function has begun ends at once. A caller that is
         cancelled later waits for the function's end, or for a second cancellation.
@@ -75,7 +75,7 @@ class Workers(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if no function of any pool is running, so that `drained` would return at once."""
+        """True if every function of every pool has ended, so that `drained` returns at once."""
 
 
 class _ThreadBatchWorker(Generic[T, R]):
@@ -223,6 +223,6 @@ class ThreadWorkers:
 
 
 async def _ended(*futures: Future[Any]) -> None:
-    """Wait until functions have ended; the callers handle the results."""
+    """Wait until all `futures` have ended; ignore their results, which the callers handle."""
     for future in (await asyncio.wait([asyncio.wrap_future(one) for one in futures]))[0]:
         _ = future.cancelled() or future.exception()
