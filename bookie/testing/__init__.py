@@ -13,13 +13,13 @@
 
 Each bookie consists of the real node, engine and gRPC server, on loopback and in a temporary
 directory. The metadata is in memory. A relay replaces the network of each bookie, and the end of a
-bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` does the same for
-`bookie.sync`. For pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
+bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` runs such a cluster for
+`bookie.sync`. The fixtures for pytest are `bookie_cluster` and `sync_bookie_cluster`.
 
 | module | content |
 |---|---|
 | `bookie_cluster`, `sync_bookie_cluster` | the clusters and their commands |
-| `bookie_lives` | one bookie over all starts of its process |
+| `bookie_lives` | one bookie, which can be stopped, killed and started again |
 | `link` | the relay in front of a bookie |
 | `mortal_disk` | files that a killed bookie cannot reach |
 | `faulty_memory` | the metadata store in memory, with faults of its sessions |
@@ -27,8 +27,8 @@ bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` does the
 | `torture` | real processes, killed or disturbed while they use a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |
 
-`simulate` runs your code on a wholly simulated cluster. The cluster runs in virtual time, and a
-seed determines its faults.
+`simulate` runs your code on a cluster in which everything is simulated. The cluster runs in virtual
+time, and a seed determines its faults.
 
 Each name of this package is loaded at first use, because pytest loads the package in every project.
 """

@@ -23,10 +23,10 @@ from bookie.testing.bookie_lives import BookieLives
 
 
 class BookieCluster:
-    """A cluster of bookies 0, 1, …, whose methods stop or disturb a bookie; see `cluster`.
+    """A cluster of bookies 0, 1, …, with methods to stop or disturb a bookie; see `cluster`.
 
     Each method that changes a bookie returns when the bookie is in its new state. Clients notice
-    the change only as with a real bookie. So tests should wait for a condition, not for a time.
+    the change later, as with a real bookie. So tests should wait for a condition, not for a time.
 
     Raises:
         BadRequestError: (all methods) the bookie does not exist, does not run, or already runs.
@@ -53,16 +53,15 @@ class BookieCluster:
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """Return a client to enter, as `bookie.connect` does; short timeouts suit tests."""
+        """Return a client like `bookie.connect`; enter it as a context. Use short timeouts."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
         """End a bookie at once, like SIGKILL.
 
         The bookie's connections are reset and it sends no more answers. The bookie's memory is
-        lost; the bytes in its files stay, synced or not. The bookie's registration vanishes at
-        once, because its session ends, too. After a real kill the registration would stay until the
-        session times out.
+        lost; the bytes in its files stay, even without a sync. The bookie's session and its
+        registration end at once. After a real kill they would last until the session times out.
         """
         await self._at(number).kill()
 
@@ -71,7 +70,7 @@ class BookieCluster:
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie on the files of its last life; if it is running, stop it first.
+        """Start a bookie with the files of its previous run; stop a running bookie first.
 
         After the restart the bookie listens on another port, which its registration names.
         """
@@ -101,14 +100,14 @@ class BookieCluster:
         self._at(number).partition()
 
     async def heal(self, number: int) -> None:
-        """End a partition: the bookie gets a new session, and registers again soon."""
+        """End a partition: the bookie gets a new session at once, and registers again soon."""
         self._at(number).resume()
 
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks with empty disks, and delete its cookie.
 
-        `restart` begins the bookie's next life. In its next life, the bookie has a new incarnation,
-        and does not deny its former entries.
+        Start the bookie again with `restart`. It then has a new incarnation, and never answers that
+        one of its former entries does not exist.
         """
         await self._at(number).wipe(self._cookies)
 
@@ -127,16 +126,16 @@ async def cluster(
     """Run a new cluster in the event loop; all bookies are registered when the block begins.
 
     At the end of the block the bookies stop, and their files and metadata are deleted. Close
-    clients before the end of the block. If a bookie fails on its own, the block is cancelled and
-    the error is raised in a group.
+    clients before the end of the block. If a bookie fails without a command of the test, the block
+    is cancelled and the error is raised in an exception group.
 
     Args:
         bookies: the number of bookies.
-        fsync: False makes syncs of journal files return at once. Without syncs, slow disks are
-            faster, but the files are not durable if the machine stops. A kill loses no more than
-            with syncs.
-        directory: where the bookies store their files, which then stay; None means a temporary
-            directory.
+        fsync: False makes syncs of files and directories return at once, except those of the index.
+            Tests on slow disks are then faster. The files are lost if the machine stops, but `kill`
+            loses no more than with syncs.
+        directory: the directory for the bookies' files, which stay after the block. None means a
+            temporary directory.
     """
     name = f"testing-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="bookie-testing-") as temporary:

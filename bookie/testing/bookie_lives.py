@@ -1,4 +1,4 @@
-"""One bookie of a test, over all of its lives: start, orderly stop, and sudden end."""
+"""One bookie of a test over all of its lives; a life lasts from a start to a stop or kill."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BookieLives:
 
         Raises:
             BadRequestError: the bookie already runs.
-            CannotStartError: the bookie ended on its own; the task group raises the reason.
+            CannotStartError: the bookie failed to start; the task group raises the reason.
         """
         if self._task is not None:
             raise BadRequestError(f"{self.bookie_id} runs already")
@@ -124,7 +124,7 @@ class BookieLives:
         self._sever(self._session)
 
     async def wipe(self, cookies: CookieManager) -> None:
-        """Replace the bookie's disks with empty ones, and delete its cookie as an operator does."""
+        """Kill the bookie, delete its files, and delete its cookie as an operator does."""
         if self.is_running:
             await self.kill()
         cookie = await cookies.read(self.bookie_id)

@@ -2,15 +2,15 @@
 
 ====================== ===========================================================================
 ``expire_session``     the server ends the session at once
-``disconnect``         nothing comes through until ``reconnect``; the session is doubtful, lost
-                       after 5/6 of its timeout, and ended by the server after all of it
-``latency_seconds``    each request takes so long
-``lost_requests``      so many of the next writes never arrive
-``lost_replies``       so many of the next writes happen, but their replies are lost
-``hold_watches``       events stay away (a lagging follower) until ``release_watches``
+``disconnect``         no request or event passes until ``reconnect``; the session is doubtful at
+                       once, lost after 5/6 of its timeout, and ended by the server after 6/6
+``latency_seconds``    the duration of each request
+``lost_requests``      the number of next writes whose requests are lost
+``lost_replies``       the number of next writes that are executed, but whose replies are lost
+``hold_watches``       events are held back, as by a lagging follower, until ``release_watches``
 ====================== ===========================================================================
 
-The store runs wholly in the caller's event loop, so a test with virtual time needs no real second.
+The store runs only in the caller's event loop, so a test with virtual time needs no real time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from bookie.metadata.session import (
 
 
 class FaultyMemoryStore(MemoryStore):
-    """A session with the in-memory store that a test can disturb.
+    """A session with the in-memory store, which a test can disturb.
 
     Args:
         name: the name of the store; equal names mean the same store.
-        session_timeout_seconds: the time for which the session of a cut-off store lives on.
-        clock: measures this time and stamps records. After moving the clock by hand, call
-            `let_time_pass`.
+        session_timeout_seconds: the time from `disconnect` until the server ends the session.
+        clock: measures this time, and gives records their times. After you move the clock by hand,
+            call `let_time_pass`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FaultyMemoryStore(MemoryStore):
         return stats
 
     def expire_session(self) -> None:
-        """End the session like a server: its ephemeral records vanish, and a new session begins.
+        """End the session as a server does: delete its ephemeral records, begin a new session.
 
         During an outage, no event reports the end, and the new session begins at `reconnect`.
         """
@@ -155,7 +155,7 @@ class FaultyMemoryStore(MemoryStore):
         return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
 
     def _come_back(self) -> None:
-        """Decide about the session and end the outage, because the server answers again."""
+        """End the outage; replace the session if the server has ended it."""
         assert self._outage is not None
         self._server_deadline = float("inf")
         with self._tree.lock:

@@ -12,8 +12,8 @@ class NetworkLink:
     """Listens on a port of the loopback device and relays its connections to a bookie's port.
 
     While the link is silent, no byte passes: open connections hang, and a new connection gets no
-    answer. Bytes sent meanwhile arrive afterwards, as TCP would deliver them. The link runs its
-    tasks in the group `tasks`.
+    answer. After `resume`, the bytes that were sent during the silence arrive, as TCP would deliver
+    them. The link runs its tasks in the group `tasks`.
     """
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
@@ -38,7 +38,7 @@ class NetworkLink:
         self._flows.set()
 
     async def cut(self) -> None:
-        """Reset all connections and stop listening, like the end of a process."""
+        """Reset all connections and stop listening, as if the bookie's process ended."""
         if self._server is not None:
             self._server.close()
         running = set(self._connections)

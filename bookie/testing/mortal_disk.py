@@ -25,7 +25,7 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: has it ended, and are its syncs real."""
+    """The state of one life of a bookie: killed or not, with real syncs or without."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
@@ -42,7 +42,7 @@ class Mortality:
 
 
 class MortalFile:
-    """An open file in one life of a bookie."""
+    """An open file in one life of a bookie; all changes fail after a kill."""
 
     def __init__(self, file: File, mortality: Mortality) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class MortalFile:
 
 
 class MortalDisk:
-    """The real file systems, as one life of a bookie uses them."""
+    """A `Disk` on the real file systems for one life of a bookie; all changes fail after a kill."""
 
     def __init__(self, mortality: Mortality) -> None:
         self._disk = PosixDisk()

@@ -2,9 +2,9 @@
 
 ====================== ============================================================================
 `bookie_cluster`       the function `bookie.testing.cluster`, to be entered in the test's own loop:
-                       ``async with bookie_cluster(bookies=3) as c``. So it serves every plugin that
-                       runs async tests on asyncio
-`sync_bookie_cluster`  three bookies that run, for `bookie.sync`
+                       ``async with bookie_cluster(bookies=3) as c``. So it works with every plugin
+                       that runs async tests on asyncio
+`sync_bookie_cluster`  three running bookies for `bookie.sync`
 ====================== ============================================================================
 
 Other modules of bookie are loaded only when a test requests a fixture.

@@ -1,4 +1,4 @@
-"""A cluster for tests without an event loop, which runs in the event loop of `bookie.sync`."""
+"""A cluster for tests that have no event loop; it runs in the event loop of `bookie.sync`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookie.testing.bookie_cluster import BookieCluster, cluster
 
 
 class SyncBookieCluster(SyncHandle):
-    """A `BookieCluster` without an event loop; `sync_cluster` makes it."""
+    """A `BookieCluster` for callers without an event loop; `sync_cluster` creates it."""
 
     def __init__(self, home: LoopThread, handle: BookieCluster) -> None:
         super().__init__(home)
@@ -34,7 +34,7 @@ class SyncBookieCluster(SyncHandle):
         return self._handle.bookie_ids
 
     def is_running(self, number: int) -> bool:
-        """True between a start of the bookie and its end, even while it is paused."""
+        """True between the start of the bookie and its end, even while it is paused."""
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:

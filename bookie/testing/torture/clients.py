@@ -20,14 +20,14 @@ CURSOR = "consumer"
 GROUP = "members"
 MEMBERS = 2
 TURN_BATCHES_MAX = 30
-"""The largest number of batches that one consumer or group member reads before it leaves and the
-next one starts."""
+"""The largest number of batches that a consumer or group member reads before the next replaces
+it."""
 
 _PAUSE_SECONDS = 0.1
 
 
 class TortureClients:
-    """The readers of one log, and the records that they saw."""
+    """The reading clients of one log; they report the records that they see to `histories`."""
 
     def __init__(
         self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
@@ -135,7 +135,7 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """Return the stored facts about a record: its offset and its number."""
+    """Return the offset of a record, and the number that its producer gave it."""
     return record.offset, sequence_of(record.partition, record.value)
 
 

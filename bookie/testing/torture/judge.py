@@ -1,14 +1,14 @@
-"""Checks the reports of all clients of a torture against the rules of a log.
+"""Checks the reports of all clients of a torture run against the rules of a log.
 
 ============ =====================================================================================
 rule         broken if
 ============ =====================================================================================
-lost         a record that was acknowledged is not in the log, or is at another offset than told
+lost         an acknowledged record is not in the log, or not at its acknowledged offset
 twice        a record of a producer is in the log more than once
-producer     the records of the producer are in another order than it numbered them
-order        a reader saw other records, or in another order, than a reader of the whole log
-cursor       a cursor went back
-consumed     a record before a cursor was given to no consumer
+producer     the records of the producer are not in the order of their numbers
+order        the records of a reader, or their order, differ from the log
+cursor       a cursor moved backward
+consumed     no consumer got a record that is before the cursor
 ============ =====================================================================================
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 Seen = tuple[int, int]
-"""A record's offset, and its producer's number for it; -1 if its bytes are not as written."""
+"""A record's offset and its producer's number; the number is -1 if no writer wrote its bytes."""
 
 EXAMPLES_MAX = 5
 """The largest number of examples in a finding."""

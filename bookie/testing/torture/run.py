@@ -1,9 +1,9 @@
 """One run of ``bookie torture``: a local cluster, its clients and its faults.
 
-Bookies run as processes behind relays, so that they can be cut off. The run breaks one bookie at a
-time. The next bookie is broken only when all bookies are registered and every writer gets
-acknowledgements again. Only one of the bookies ever loses its disks: with an ack quorum of 2, each
-acknowledged record then has another copy.
+Each bookie is a process behind a relay, which can cut off the bookie. The run disturbs one bookie
+or writer at a time. The next fault comes only when all bookies are registered and every writer gets
+acknowledgements again. Only one bookie of a run may lose its disks. With an ack quorum of 2, each
+acknowledged record has a copy on another bookie.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TortureOutcome:
 
 
 class Lane:
-    """The writers of one partition: a process that appends, and perhaps an earlier paused one."""
+    """The writers of one partition: the current process, and perhaps an earlier paused process."""
 
     def __init__(self, uri: str, partition: int, said: Path, tasks: asyncio.TaskGroup) -> None:
         self.history = PartitionHistory()
@@ -70,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a writer; a writer that was started before is not restarted when it ends."""
+        """Start a writer as the current writer; an earlier writer is not replaced when it ends."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -85,7 +85,7 @@ class Lane:
         self._running[process] = self._tasks.create_task(self._listen(process))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Record a writer's acknowledgements; start another writer if this one ends on its own."""
+        """Record a writer's acknowledgements; start another writer when the current writer ends."""
         assert process.stdout is not None
         try:
             async for line in process.stdout:
@@ -110,12 +110,12 @@ class Lane:
             await self._acknowledged.wait()
 
     async def kill(self) -> None:
-        """Kill the writer; another writer takes over."""
+        """Kill the current writer, so that another writer is started."""
         if self._current is not None and self._current in self._running:
             os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Pause the writer, let another take over, and resume the first, which must then end."""
+        """Pause the current writer, start another, then resume the first and wait for its end."""
         former = self._current
         if former is None or former not in self._running:
             return
@@ -151,7 +151,7 @@ class Torture:
         self._lanes: list[Lane] = []
 
     async def run(self, advance: Callable[[int], None]) -> TortureOutcome:
-        """Break the cluster for the given time, let the clients reach the end, and judge."""
+        """Cause faults for the given time, let the clients read the whole log, and judge."""
         async with (
             local_cluster(self._directory / "cluster", bookies=BOOKIES) as cluster,
             asyncio.TaskGroup() as tasks,
@@ -290,7 +290,7 @@ class Torture:
     # ---- the end
 
     async def _come_to_rest(self, bk: BookKeeper, clients: TortureClients) -> None:
-        """End the writers, close and read the log, and let the clients read to its end."""
+        """End the writers, close and read the log, and wait until all clients have read it."""
         for lane in self._lanes:
             await lane.end()
         try:

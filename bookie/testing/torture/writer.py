@@ -2,8 +2,8 @@
 
 The process owns a partition and appends numbered records until it is killed or fails. For each
 acknowledged record, the process prints the record's number and offset. The next writer begins with
-the first number that was not acknowledged. If the record with this number is already in the log,
-the writer does not append it again.
+the first number that was not acknowledged. A record with this number that is already in the log is
+not appended again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def sequence_of(partition: int, value: bytes) -> int:
 
 
 def connect_privately(metadata: str) -> BookKeeper:
-    """Return a client of the torture's own cluster, which speaks no TLS.
+    """Return a client of the torture run's own cluster, which uses no TLS.
 
-    Variables in the user's shell often name the certificates of another cluster.
+    The client ignores the certificates in environment variables, which are often for another
+    cluster.
     """
     return connect(metadata, ca_file="", certificate_file="", key_file="", token_file="")
 
