@@ -10,8 +10,8 @@ from functools import cache
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
     """Warn that the deprecated spelling `what` was used; equal arguments warn only once.
 
-    Call this in the deprecated function, or where the deprecated spelling is read: the warning
-    names that function's caller.
+    Call this directly in the function that is deprecated, or that reads the deprecated spelling.
+    The warning names the caller of that function.
 
     Args:
         what: The old spelling, as a user writes it.

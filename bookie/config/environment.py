@@ -2,9 +2,9 @@
 
 A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks these variables. A name with a
 single underscore between section and key is refused if it spells a setting, because it would be
-ignored. All other names that begin with ``BOOKIE_`` may belong to another program, so they are only
-reported. Kubernetes sets such variables in each container, for every service whose name begins with
-bookie.
+ignored. Other unknown names that begin with ``BOOKIE_`` may belong to another program, so they are
+only reported. Variables that Kubernetes sets for a service whose name begins with bookie are
+ignored.
 """
 
 from __future__ import annotations

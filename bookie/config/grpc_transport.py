@@ -1,13 +1,15 @@
 """gRPC's own environment variables, which gRPC reads when it loads: socket polling, log lines.
 
 gRPC for Python can wait for its sockets in two ways. The older way polls the sockets in the thread
-that waits for completions. The newer way is the event engine, the default of recent versions: each
-message wakes two or three more threads on either side. Both ways were measured with version 1.85
-between a bookie and a client on two cores. A single append takes 562 to 760 us with the older way,
-and 761 to 1061 us with the event engine. Batches of small entries are 3 to 11 % faster with the
-older way. With 200 or 1000 channels both ways are equally fast, even after an outage.
+that waits for completions. The newer way is the event engine, the default of recent versions. The
+event engine wakes two or three more threads on either side for each message.
 
-gRPC does not promise to keep this variable, so it is set only for measured versions.
+Both ways were measured with version 1.85 between a bookie and a client on two cores. A single
+append takes 562 to 760 us with the older way, and 761 to 1061 us with the event engine. Batches of
+small entries are 3 to 11 % faster with the older way. With 200 or 1000 channels both ways are
+equally fast, even after an outage.
+
+gRPC does not promise to keep ``GRPC_EXPERIMENTS``, so it is set only for measured versions.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ VERBOSITY_VARIABLE: Final = "GRPC_VERBOSITY"
 POLLING: Final = "-event_engine_client,-event_engine_listener"
 
 _VERSIONS: Final = ("1.85.",)
-"""The measured versions; others may not know the names, and would print an error to stderr."""
+"""The measured versions; other versions may print an error to stderr if the names are unknown."""
 
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """Make gRPC poll if the block loads gRPC, unless the user has set the variable.
+    """Make gRPC poll its sockets if this block loads gRPC, and ``GRPC_EXPERIMENTS`` is unset.
 
     Child processes do not inherit the variable. If gRPC is loaded already, this call changes
     nothing.
@@ -50,10 +52,10 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
 
 
 def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
-    """Keep gRPC's own log lines out of a JSON log, unless the user has set the variable.
+    """Keep gRPC's own log lines out of a JSON log, unless ``GRPC_VERBOSITY`` is set.
 
-    Call this in the daemon, before gRPC is loaded. Errors of calls contain the same facts as gRPC's
-    own lines.
+    Call this in the daemon, before gRPC is loaded. The errors of RPCs contain the same facts as
+    these log lines.
     """
     variables = os.environ if environment is None else environment
     variables.setdefault(VERBOSITY_VARIABLE, "NONE")

@@ -2,10 +2,10 @@
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``. ``BOOKIE_CONFIG`` names the file to read when the caller names none.
-``BOOKIE_METADATA`` names the metadata store for the commands of a shell. The file outranks this
-variable, and a bookie refuses the variable if the file names another store. The module
-`environment` checks all other names of variables. Flags are the `overrides` of the caller. The
-caller reads cluster settings from the store and passes them as a mapping.
+``BOOKIE_METADATA`` names the metadata store for the commands of a shell. The file overrides this
+variable, and a bookie refuses to start if the two name different stores. The module `environment`
+checks all other names of variables. Callers pass flags as `overrides`. They read cluster settings
+from the metadata store and pass them as a mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Problem: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One given value, and its place for error messages."""
+    """The value of one setting from one source; error messages name `origin`."""
 
     section: str
     key: str
@@ -64,9 +64,9 @@ _AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
 class Sources:
     """The values from a file, the environment and flags of one process, read once.
 
-    The settings of the cluster rank between the defaults and the file, and change while the process
-    runs. Each call of `settings` merges the cluster settings with the other sources, which stay as
-    they were at the start.
+    Cluster settings override the defaults; the file overrides cluster settings. Cluster settings
+    change while the process runs. Each call of `settings` merges them with the other sources, which
+    do not change.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Sources:
     def first_settings(self) -> Settings:
         """Return the settings without cluster settings; they suffice to find the cluster.
 
-        Two settings may contradict each other in a way that a cluster setting can correct. Then
-        only the sections ``bookie``, ``metadata`` and ``log`` keep their given values, and all
-        others have their defaults.
+        If given settings contradict each other, and cluster settings can correct this, only the
+        sections ``bookie``, ``metadata`` and ``log`` keep their given values. All other sections
+        then have their defaults.
 
         Raises:
-            ConfigurationError: a cluster setting cannot correct the error.
+            ConfigurationError: no cluster setting can correct an error.
         """
         given = self._given
         try:
@@ -139,9 +139,9 @@ class Sources:
         """Refuse the variable BOOKIE_METADATA if the file names another store.
 
         Raises:
-            ConfigurationError: the two stores differ, and neither a flag nor the long variable
-                decides. The error repeats no address, because the unused address was not checked
-                for secrets.
+            ConfigurationError: the two stores differ, and the store is set by neither a flag nor
+                BOOKIE_METADATA__URI. The error contains no address, because the unused address was
+                not checked for secrets.
         """
         used = self._given.get(("metadata", "uri"))
         if self._short_uri is None or used is None or not used.by_file:
@@ -183,12 +183,14 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
 
 
 def _absolute(item: _Given) -> object:
-    """Return a value's absolute path: from the folder of its file, or the working directory.
+    """Return the path in a setting as an absolute path.
 
-    So a bookie stays the same bookie, wherever it is started. Earlier versions always used the
-    working directory: if a bookie's directory is there, and not beside the file, it is still used.
-    The use of such a directory is deprecated, and causes a warning. A path in ``[security]`` never
-    means the working directory: whom a process trusts must not depend on where it is started.
+    A path in a file begins at the file's folder, so a bookie finds its directories wherever it is
+    started. A path in a variable or flag begins at the working directory.
+
+    In earlier versions, paths in files also began at the working directory. A directory that exists
+    only there is used with a deprecation warning. A path in the section ``[security]`` of a file
+    never begins at the working directory, which must not determine the trusted peers.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -228,13 +230,13 @@ def load_settings(
     """Read, merge and check the settings of one process, without cluster settings.
 
     Args:
-        path: A TOML file. If it is None, the file in BOOKIE_CONFIG is read, if the variable is set.
+        path: A TOML file; None means the file that BOOKIE_CONFIG names, or no file if it is unset.
         overrides: Flags, `section.key` → text. Flags override all other sources.
         environment: Variables; None means those of the process.
 
     Raises:
-        ConfigurationError: In one sentence: a key is unknown, a value or a relation between values
-            is wrong, or the file is unreadable. The sentence never contains a value that may be a
+        ConfigurationError: A key is unknown, a value or a relation between values is wrong, or the
+            file is unreadable. The message is one sentence. It never contains a value that may be a
             secret.
     """
     return Sources.read(path, overrides, environment=environment).settings()
@@ -246,9 +248,9 @@ def find_log_format(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> LogFormat:
-    """Return ``log.format`` if it is readable, to report wrong settings in that format.
+    """Return ``log.format`` even if other settings are wrong, to report them in this format.
 
-    The arguments are those of `load_settings`. Wrong values count as absent.
+    The arguments are those of `load_settings`. Wrong formats are ignored.
     """
     variables = os.environ if environment is None else environment
     path = path or Path(variables.get(CONFIG_VARIABLE, ""))
@@ -261,7 +263,7 @@ def find_log_format(
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
-    """Refuse cluster settings that would keep a bookie with default settings from starting.
+    """Check that a bookie can start with these cluster settings and with defaults otherwise.
 
     Raises:
         ConfigurationError: the sentence names one of these settings.
@@ -270,10 +272,10 @@ def check_cluster_settings(cluster: Mapping[str, str]) -> None:
 
 
 def require_bookie_id(settings: Settings) -> None:
-    """Refuse settings without a bookie id, which suffice for a client but not for a bookie.
+    """Check that the settings contain a bookie id, which a client does not need.
 
     Raises:
-        ConfigurationError: the bookie has no id.
+        ConfigurationError: the settings contain no bookie id.
     """
     if not settings.bookie.id:
         raise ConfigurationError("bookie.id must be set: the name of this bookie in its cluster")
@@ -348,7 +350,7 @@ def section_type(name: str) -> type[Section]:
 
 
 def _refuse_flag_for_number(item: _Given, field: FieldInfo) -> None:
-    """Refuse true or false for another type: ``port = true`` would become port 1."""
+    """Refuse true or false for a setting of another type: ``port = true`` would mean port 1."""
     if isinstance(item.value, bool) and field.annotation is not bool:
         raise ConfigurationError(
             f"{item.origin}: {item.section}.{item.key} must not be true or false"
@@ -361,7 +363,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """True if cluster settings can correct the error, a relation between values they may set."""
+    """True if the error is a wrong relation between values that cluster settings may change."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -385,7 +387,7 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Name the cluster settings in a failed relation, because the bookie's own file lacks them."""
+    """Name the cluster settings in a wrong relation, because the bookie's file lacks them."""
     words = set(text.replace(",", " ").split())
     found = [
         item.origin

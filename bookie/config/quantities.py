@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
 def parse_size(value: object) -> object:
-    """Turn ``"8MiB"`` into 8388608; return values that are not text unchanged."""
+    """Turn text such as ``"8MiB"`` into 8388608; return other values unchanged."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
@@ -38,7 +38,7 @@ def format_size(size: int) -> str:
 
 
 def parse_labels(value: object) -> object:
-    """Turn ``"zone=a,rack=r1"`` into a mapping, and check names and values of any mapping."""
+    """Turn text such as ``"zone=a,rack=r1"`` into a mapping; check all names and values."""
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {name.strip(): text.strip() for name, _, text in pairs}

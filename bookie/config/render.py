@@ -37,7 +37,7 @@ DEFAULTS_HEAD = (
 
 
 def render_toml(settings: Settings) -> str:
-    """Return all sections with every key, each below a comment with its meaning and default.
+    """Return all sections with every key; a comment above each key has its meaning and default.
 
     Secrets are not written.
     """
@@ -51,7 +51,7 @@ def render_defaults() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """Two facts about a setting: its default, and whether a running bookie accepts a new value."""
+    """The default of a setting, and True if a running bookie accepts a new value."""
 
     default: str
     """The default in the spelling of a file."""

@@ -1,4 +1,4 @@
-"""The base class of all sections of settings, and the marks of a setting.
+"""The base class of all sections of settings, and the marks *dynamic* and *own* of a setting.
 
 A setting is *dynamic* if a running bookie accepts a new value without a restart. A setting is a
 bookie's *own* if it cannot be a cluster setting.
@@ -30,7 +30,7 @@ class Section(BaseModel):
     """True if no setting of the section may be a cluster setting."""
 
     def _at_most(self, lower: str, upper: str) -> None:
-        """Refuse the section unless field `lower` is at most field `upper`."""
+        """Raise ValueError if the field `lower` is greater than the field `upper`."""
         if getattr(self, lower) > getattr(self, upper):
             raise ValueError(f"{lower} must be at most {upper}")
 
@@ -41,7 +41,7 @@ def is_dynamic(field: FieldInfo) -> bool:
 
 
 def is_own(field: FieldInfo) -> bool:
-    """True if each bookie has its own value of the setting."""
+    """True if the setting is marked as *own*, so that it cannot be a cluster setting."""
     return _says(field, "own")
 
 

@@ -1,7 +1,7 @@
-"""Environment variables, besides settings, that the parent process passes to the daemon.
+"""Environment variables, other than settings, that a parent process passes to the daemon.
 
-A service manager passes its notification socket in a variable, as `sd_notify(3)` defines it. A
-crash test passes the place where the process is killed.
+A service manager passes the name of its notification socket, as `sd_notify(3)` defines it. A crash
+test passes the failpoint at which the process is killed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """The way to notify the service manager.
+    """The parameters for notifying the service manager.
 
     `notify_socket` is the path of a datagram socket. A leading ``@`` means the abstract namespace;
-    the path is empty without a service manager. After `watchdog_seconds` of silence, the manager
-    kills this process; None means no watchdog.
+    the path is empty without a service manager. If the manager gets no message for
+    `watchdog_seconds`, it kills this process; None means no watchdog.
     """
 
     notify_socket: str
