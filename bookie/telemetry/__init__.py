@@ -1,4 +1,4 @@
-"""Telemetry of a bookie: metrics for Prometheus, and one structured line per state change.
+"""Telemetry of a bookie: metrics for Prometheus, and one structured log line per state change.
 
 The library prometheus-client is imported at its first use. The import is slow, and a client does
 not need the library.

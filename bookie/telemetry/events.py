@@ -1,9 +1,9 @@
-"""Structured log lines, one for each state change: a constant name and fields.
+"""Structured log lines, one per state change; each consists of a constant name and of fields.
 
 Library code writes events through `event_log`, which uses the standard library's `logging`. A
 program that embeds bookie gets ordinary log records and keeps its own configuration. Only the
-daemon and the command line call `configure_logging`. This function renders events, and the records
-of all other libraries, as JSON or for a console.
+daemon and the command line call `configure_logging`. Then all log records of the process, also
+those of other libraries, are rendered as JSON or for a console.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EventLog:
         return EventLog(self._logger, {**self._bound, **fields})
 
     def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """Write an event for developers who search a fault; do not call this for each entry."""
+        """Write an event for developers who search for a bug; do not call this for each entry."""
         self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
@@ -89,7 +89,7 @@ def event_log(name: str, /, **bound: FieldValue) -> EventLog:
 def configure_logging(
     level: LogLevel, style: LogFormat, *, stream: TextIO | None = None, **bound: FieldValue
 ) -> None:
-    """Render every log record of the process to `stream` (standard error), one line each.
+    """Write every log record of the process to `stream`, one line each.
 
     Only the daemon and the command line may call this function, because it replaces the handlers of
     the root logger. The function also sends Python's warnings to the log.
@@ -98,7 +98,7 @@ def configure_logging(
         level: The least severe level to write.
         style: `json` for machines (keys `timestamp`, `level`, `logger`, `event`, then fields);
             `console` for people.
-        stream: The file for the lines.
+        stream: The file for the lines; None means standard error.
         bound: Fields to add to every line, such as the bookie's id.
     """
     target = stream or sys.stderr
@@ -117,10 +117,10 @@ def writes_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """Log uncaught exceptions, instead of printing their tracebacks.
+    """Log the uncaught exceptions of all threads and destructors, instead of printing them.
 
-    The function covers the main thread, other threads and destructors. Only the daemon calls this
-    function, after `configure_logging`. An event loop reports its own exceptions to `logging`.
+    Only the daemon calls this function, after `configure_logging`. Event loops already report
+    uncaught exceptions to `logging`.
     """
     log = event_log(__name__)
 
@@ -146,10 +146,10 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes log lines; if a record cannot be rendered, writes a line about that."""
+    """Writes log lines; instead of a record that cannot be rendered, writes the reason."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
-        """Write which logger's record is wrong; stay silent if nothing can be written."""
+        """Write a line with the logger and the error; ignore an error while writing this line."""
         lost = logging.makeLogRecord({"name": record.name, "levelname": "ERROR"})
         lost.msg = Event("log_line_lost", {"reason": repr(sys.exc_info()[1])})
         try:
@@ -160,7 +160,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 class _EventFormatter(logging.Formatter):
-    """Renders records that carry an `Event` or another library's text."""
+    """Renders log records; the message of a record is an `Event` or another library's text."""
 
     def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ _RED = "31"
 
 
 def _render_console(line: dict[str, Any], *, colors: bool) -> str:
-    """Return a line of time, level, event, logger and named fields, and below it a traceback."""
+    """Return one line: time, level, event, logger and fields; a traceback follows on more lines."""
     fields = dict(line)
     when, level, logger, event = (fields.pop(x) for x in ("timestamp", "level", "logger", "event"))
     severity, event = f"{level:<8}", f"{event:<30}"

@@ -1,7 +1,8 @@
-"""Counters and histograms for every request: plain numbers until Prometheus scrapes.
+"""Counters and histograms that are fast enough for every request.
 
-prometheus-client's counter takes a lock and four calls to add a number; its histogram takes twenty
-calls. The classes here take one call and no lock. Only the event loop's thread may write them.
+To add a number, prometheus-client's counter takes a lock and makes four calls; its histogram makes
+twenty calls. The classes of this module make one call without a lock. So only the event loop's
+thread may add numbers. The metrics of prometheus-client are created when Prometheus scrapes.
 """
 
 from __future__ import annotations
