@@ -17,15 +17,15 @@ RENEW_SECONDS = 30 * 86400
 
 
 def security_directory(directory: Path) -> Path:
-    """Return the directory of the CA; it exists if the cluster speaks TLS."""
+    """Return the directory of the CA, which exists only if the cluster speaks TLS."""
     return directory / "security"
 
 
 def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Make the CA and all certificates that are missing or expire soon.
+    """Create the CA and the certificates that are missing; renew certificates that expire soon.
 
     Returns:
-        the section ``[security]`` of each bookie.
+        the section ``[security]`` of each bookie, by the bookie's name.
     """
     home = security_directory(directory)
     if not authority.certificate_path(home, authority.CA_NAME).exists():

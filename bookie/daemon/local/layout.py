@@ -23,7 +23,7 @@ _PORTS = range(10_000, 20_000)
 
 @dataclass(frozen=True, slots=True)
 class LocalBookie:
-    """One bookie of the cluster as `cluster.json` remembers it."""
+    """One bookie of the cluster, as stored in `cluster.json`."""
 
     id: str
     port: int
@@ -39,7 +39,7 @@ class Layout:
 
 
 def make_directory(directory: Path) -> None:
-    """Make the cluster's directory, for this user alone.
+    """Create the cluster's directory with mode 0700, if it is missing.
 
     Raises:
         ConfigurationError: the path is not absolute.
@@ -58,9 +58,9 @@ def prepare(
     settings: Mapping[str, Mapping[str, object]],
     secure: bool = False,
 ) -> Layout:
-    """Plan the cluster, remember it, and write the configuration of every bookie.
+    """Plan the cluster, save the plan, and write the configuration of every bookie.
 
-    A cluster that once spoke TLS does so from then on, also without `secure`.
+    A cluster that has used TLS once always uses TLS, even if `secure` is False.
 
     Raises:
         ConfigurationError: as `load_layout` and `plan_layout` do.
@@ -84,10 +84,10 @@ def prepare(
 
 
 def load_layout(directory: Path) -> Layout | None:
-    """Return the layout of the cluster in `directory`; None if it holds none.
+    """Return the layout of the cluster in `directory`; None if it holds no cluster.
 
     Raises:
-        ConfigurationError: the file is not ours, or of a newer version.
+        ConfigurationError: `cluster.json` does not describe a cluster, or a newer version wrote it.
     """
     path = directory / "cluster.json"
     try:
@@ -103,7 +103,7 @@ def load_layout(directory: Path) -> Layout | None:
 
 
 def save_layout(directory: Path, layout: Layout) -> None:
-    """Save the layout; if this is interrupted, the old layout stays."""
+    """Save the layout; if the process ends meanwhile, the old layout remains."""
     document = {
         "version": _LAYOUT_VERSION,
         "metadata_uri": layout.metadata_uri,
@@ -122,10 +122,10 @@ def plan_layout(
     metadata_uri: str | None,
     base_port: int | None,
 ) -> Layout:
-    """Plan the cluster to run: the existing one, with more bookies or other ports if asked for.
+    """Plan a new cluster, or extend the `known` one: more bookies, or new ports from `base_port`.
 
     Raises:
-        ConfigurationError: fewer bookies or another metadata store than the directory holds.
+        ConfigurationError: `known` has more bookies, or another metadata store.
     """
     uri = metadata_uri or (known.metadata_uri if known else f"local://{directory}/metadata")
     members = list(known.members) if known else []
@@ -147,13 +147,13 @@ def plan_layout(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of the loopback address on which nobody listens.
+    """Return `count` different ports of the loopback address that no process uses.
 
-    The ports lie below those that Linux gives to outgoing connections. So no outgoing connection
-    can take a port before its bookie listens, or between two runs of the cluster.
+    Linux gives higher ports to outgoing connections. So no outgoing connection can take one of
+    these ports before a bookie listens there, or between two runs of the cluster.
 
     Raises:
-        ConfigurationError: not so many are free.
+        ConfigurationError: fewer than `count` ports are free.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
@@ -172,7 +172,7 @@ def locked(directory: Path) -> Iterator[None]:
     """Lock the directory against a second supervisor, for the duration of the block.
 
     Raises:
-        DirectoryLockedError: another one holds it.
+        DirectoryLockedError: another supervisor holds the lock.
     """
     descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,8 +1,8 @@
-"""Refuse to start if directories of a local cluster were deleted; say which command to type.
+"""Refuses to start a local cluster with deleted directories; the error names a command to type.
 
-The check runs before any bookie starts. A bookie alone knows neither the other bookies nor the URI
-to type. A bookie that lost all its directories begins empty by itself, if no entry may have its
-last copies there.
+The checks run before any bookie starts, because a bookie knows neither the other bookies nor the
+URI in the command. A bookie that lost all of its directories starts empty without a command, unless
+entries may have lost their last copies.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ DIRECTORIES = ("journal", "ledgers")
 
 
 async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse a metadata store without a cluster if bookies hold data of a cluster.
+    """Refuse a metadata store that holds no cluster if a bookie holds data of a cluster.
 
     Raises:
-        ConfigurationError: they do; a new cluster would not know the bookies.
+        ConfigurationError: a bookie holds data, and a new cluster would not know the bookie.
     """
     try:
         await read_instance_id(store)
@@ -41,10 +41,11 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse bookies that stored entries, lost directories, and may not begin empty by themselves.
+    """Refuse to start if a bookie lost directories and may not start empty without a command.
 
     Raises:
-        CookieError: there is one: it lost a part of its directories, or the last copies of entries.
+        CookieError: a bookie lost some of its directories, or entries may have lost their last
+            copies with all of them.
     """
     cookies = CookieManager(store)
     all_gone = {

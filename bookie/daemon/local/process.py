@@ -1,4 +1,4 @@
-"""One bookie process as its supervisor sees it: started, ready, stopped, killed."""
+"""One bookie process, which its supervisor starts, watches, stops and kills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BookieProcess:
 
     @property
     def log_path(self) -> Path:
-        """Return the path of the log file; all lives of the bookie write to it."""
+        """Return the path of the log file, to which all processes of the bookie append."""
         return self.directory / "bookie.log"
 
     @property
@@ -59,7 +59,10 @@ class BookieProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Return the last process's exit status, or minus the signal that killed it."""
+        """Return the last process's exit status, or minus the number of the signal that killed it.
+
+        None means that the process runs, or that no process was started.
+        """
         return self._process.returncode if self._process is not None else None
 
     @property
@@ -71,11 +74,12 @@ class BookieProcess:
         """Start the process and wait until the bookie is ready.
 
         Args:
-            environment: variables on top of this process's own.
+            environment: variables that add to or override those of `child_environment`.
 
         Raises:
-            ShuttingDownError: the process ended before it was ready; the message is its last line.
-            OperationTimeoutError: it is not ready after `READY_SECONDS_MAX`; it was killed.
+            ShuttingDownError: the process ended before it was ready; the message has its last line.
+            OperationTimeoutError: the bookie was not ready after `READY_SECONDS_MAX`, and was
+                killed.
         """
         assert self.pid is None, f"{self.id} is running"
         self._stopping = False
@@ -114,7 +118,7 @@ class BookieProcess:
         return process
 
     async def _wait_ready(self, notify: _NotifySocket, process: asyncio.subprocess.Process) -> None:
-        """Wait until the bookie says that it is ready, or until its process ends."""
+        """Wait until the bookie reports that it is ready; raise an error if its process ends."""
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())
             ended = group.create_task(process.wait())
@@ -127,14 +131,14 @@ class BookieProcess:
             )
 
     async def wait(self) -> int:
-        """Wait for the process's end; return its exit status, or minus the signal."""
+        """Wait for the end of the process; return the status as `exit_status` does."""
         assert self._process is not None, f"{self.id} was never started"
         status = await self._process.wait()
         (self.directory / "bookie.pid").unlink(missing_ok=True)
         return status
 
     async def stop(self) -> int:
-        """Ask the bookie to stop, and kill it if it does not stop; return its exit status."""
+        """Stop the bookie by SIGTERM, kill it after `STOP_SECONDS_MAX`; return its exit status."""
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
@@ -160,7 +164,7 @@ class BookieProcess:
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return `variables` without a bookie's settings, which must come from the cluster's files.
 
-    Often ``BOOKIE_METADATA`` in the user's shell points at another cluster.
+    For example, ``BOOKIE_METADATA`` in the user's shell often names another cluster.
     """
     return {
         name: value
@@ -187,7 +191,7 @@ class _NotifySocket:
         self._socket.close()
 
     async def wait_ready(self) -> None:
-        """Return when the child says that it is ready."""
+        """Wait until the child reports that it is ready."""
         loop = asyncio.get_running_loop()
         while True:
             message = await loop.sock_recv(self._socket, 4096)
@@ -196,14 +200,14 @@ class _NotifySocket:
 
 
 def describe_end(status: int, log_path: Path) -> str:
-    """Describe the end of a process in words."""
+    """Return a text about the end of a process: the signal, or its status and last log line."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}: {last_line(log_path)}"
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a bookie's log without its JSON: usually the reason of its end."""
+    """Return the text in the last line of a bookie's log, usually the reason why it ended."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else "it said nothing"
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -36,7 +36,7 @@ class LocalCluster:
 
     @property
     def client_variables(self) -> Mapping[str, str]:
-        """The variables that let a client connect by TLS; none if the bookies speak plaintext."""
+        """The variables that let a client connect by TLS; empty if the bookies use plaintext."""
         home = security_directory(self.directory)
         return variables_for(home, CLIENT) if home.exists() else {}
 
@@ -58,20 +58,23 @@ async def local_cluster(
     """Start every bookie, and stop all bookies at the end of the block, also after an error.
 
     Args:
-        directory: where everything is kept, absolute; made when it does not exist.
-        bookies: how many; those of the directory, or 3, when None.
-        metadata_uri: another metadata store than the embedded one.
-        base_port: the first of two ports per bookie; free ones are chosen and kept when None.
-        secure: let all bookies speak TLS, with certificates of a CA in the directory.
+        directory: the absolute path of the cluster's directory, which is created if missing.
+        bookies: the number of bookies; None means as many as before, or 3 in a new cluster.
+        metadata_uri: a metadata store to use instead of the embedded store.
+        base_port: the first port; each bookie takes two. None means free ports, which the cluster
+            keeps.
+        secure: True makes all bookies use TLS, with certificates of a CA in the directory.
         settings: more settings for each bookie, by section and key.
-        environment: variables of each bookie's process on top of this one's.
+        environment: variables that each bookie's process gets besides those of this process.
 
     Raises:
         DirectoryLockedError: another supervisor uses the directory.
-        ConfigurationError: the directory holds another cluster than asked for, or other processes
-            cannot see the metadata store. Or the metadata was deleted, and the bookies were not.
-        CookieError: the directories of a bookie were deleted; the message says what to type.
-        ShuttingDownError: a bookie did not start; the message is its last line.
+        ConfigurationError: the arguments do not fit the cluster in the directory, or other
+            processes cannot reach the metadata store. Or the metadata was deleted while bookies
+            hold data.
+        CookieError: the directories of a bookie were deleted; the message names a command to type.
+        ShuttingDownError: a bookie did not start; the message has its last line.
+        OperationTimeoutError: a bookie was not ready in time.
     """
     if metadata_uri is not None:
         from bookie.metadata.uri import require_shared
@@ -102,8 +105,8 @@ async def start_all(
     """Start all stopped bookies concurrently, and wait until they are ready.
 
     Raises:
-        ShuttingDownError: one did not start; the others may run.
-        OperationTimeoutError: one is not ready in time.
+        ShuttingDownError: a bookie did not start; the others may run.
+        OperationTimeoutError: a bookie was not ready in time; the others may run.
     """
     failures: list[BaseException] = []
     try:
@@ -129,10 +132,10 @@ async def stop_all(processes: Sequence[BookieProcess]) -> None:
 async def watch_processes(
     cluster: LocalCluster, report: Callable[[str], None], *, restart: bool
 ) -> None:
-    """Report bookies that end unasked, and start them again if `restart` is set; until cancelled.
+    """Report each bookie that ends without a request; start it again if `restart` is True.
 
-    A bookie that dies during such a start is started again, too. The function returns when all
-    bookies have ended for good.
+    If a bookie ends during a restart, the restart is repeated. The function returns when all
+    bookies have ended and none will be restarted.
     """
 
     async def start_again(process: BookieProcess) -> None:
@@ -163,7 +166,7 @@ async def watch_processes(
 
 
 async def _initialize(directory: Path, layout: Layout) -> None:
-    """Make the cluster's instance id if the metadata store is new.
+    """Create the cluster in the metadata store if it is new; check that no bookie lost its data.
 
     Raises:
         ConfigurationError, CookieError: the metadata or a bookie was deleted.
@@ -185,7 +188,7 @@ async def _initialize(directory: Path, layout: Layout) -> None:
 
 
 async def _give_roles(store: MetadataStore, layout: Layout) -> None:
-    """Let the client of a new cluster do everything, and its bookies copy entries."""
+    """Grant each bookie the role REPAIRER, and the client ADMIN if there are no grants yet."""
     from bookie.cluster.role_grants import RoleGrants
     from bookie.security.grants import Grant
     from bookie.security.rights import Role
