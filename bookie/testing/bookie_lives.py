@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from functools import cache
 from pathlib import Path
@@ -130,7 +131,8 @@ class BookieLives:
         cookie = await cookies.read(self.bookie_id)
         if cookie is not None:
             await cookies.delete(self.bookie_id, cookie.version)
-        shutil.rmtree(self._directory)
+        with contextlib.suppress(FileNotFoundError):  # it was wiped before
+            shutil.rmtree(self._directory)
 
     def _require_running(self) -> asyncio.Task[None]:
         if self._task is None:

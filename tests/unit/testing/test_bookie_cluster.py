@@ -161,6 +161,7 @@ async def test_a_wiped_bookie_does_not_deny_what_it_had() -> None:
         reader = await bk.open_ledger(writer.ledger_id)
         incarnation = bk.bookies()["bookie-0"].incarnation
         await c.wipe(0)
+        await c.wipe(0)  # it is still wiped
         await c.restart(0)
         await until(lambda: "bookie-0" in bk.bookies())
         assert bk.bookies()["bookie-0"].incarnation != incarnation
