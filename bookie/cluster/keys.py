@@ -143,7 +143,7 @@ def labels(bookie_id: str) -> str:
 
 
 def deletions_of(day: int) -> str:
-    """Return the key whose subtree proves all deletions of one day; day 0 is 1970-01-01."""
+    """Return the key above the records that prove one day's deletions; day 0 is 1970-01-01."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 

@@ -1,9 +1,10 @@
-"""The session monitor: it runs the session machine with a clock in the store's event loop.
+"""The session monitor runs the state machine of a session in the store's event loop.
 
-Each session of a backend has one monitor. The backend supplies the functions that prove and renew
-the session, and forwards the reports of its connection. The monitor hands the session's events to
-the backend in order. `tell` announces events before it returns, so the event of a lost session
-comes before any effect of the loss.
+Each session of a backend has one monitor. The monitor reads the clock, and gives the state machine
+a tick at each deadline. The backend supplies the functions that prove and renew the session, and
+forwards the reports of its connection. The monitor hands the session's events to the backend in
+order. `tell` announces events before it returns, so the event of a lost session comes before any
+effect of the loss.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ class EntryReads:
             yield ranges
 
     async def ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
-        """Yield every ledger stored here with an id above `after`, ascending, in pages."""
+        """Yield lists of rows, one row for each ledger stored here with an id above `after`.
+
+        The ids ascend from list to list and within a list. No list is empty.
+        """
         while True:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
             rows = [

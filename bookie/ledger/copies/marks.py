@@ -538,9 +538,9 @@ class UnderreplicationManager:
         return await self._number(_check_key(check)) or None
 
     async def check_version(self, check: str) -> int:
-        """Return the version of the time that `checked_ms` reads; call this when a check begins.
+        """Return the version of the record that `checked_ms` reads.
 
-        Pass the version to `set_checked_ms` when the check ends.
+        Call this when a check begins. Pass the version to `set_checked_ms` when the check ends.
         """
         record = await self._store.get(_check_key(check))
         return NOT_EXISTS if record is None else record.version

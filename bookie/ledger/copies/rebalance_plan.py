@@ -13,8 +13,9 @@ move goes from a bookie above the mean to a writable bookie below the mean. At l
 bookies is not balanced, and the move reduces the difference between their fills. So a plan ends,
 and repeated plans do not move copies back and forth without end.
 
-A plan moves at most `FREE_SHARE` of a bookie's free bytes to the bookie. Copies that leave the
-bookie do not increase this limit, because the bookie frees their space only later.
+The copies that a plan moves to a bookie fill at most `FREE_SHARE` of the bookie's free bytes.
+Copies that leave the bookie do not increase this limit, because the bookie frees their space only
+later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The driver of one range read: it asks replicas on behalf of the state machine, a little ahead."""
+"""The driver of one range read sends the requests of the state machine to the replicas.
+
+The driver fetches up to `AHEAD_MAX` deliveries before the consumer asks for them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Writes entry logs; a log gets its final name once everything in it is durable.
 
 The first record of a log is a LINK, which names the newest file whose records the log may hold. A
-rebuild of the index reads the log right after the file in the LINK. The log's records are older
-than those of later files.
+rebuild of the index reads the log right after the file in the LINK. Journals with higher numbers
+than the file in the LINK hold newer records than the log.
 """
 
 from __future__ import annotations
