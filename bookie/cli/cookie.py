@@ -253,9 +253,10 @@ def restore(
 ) -> None:
     """Copy the cookie in a bookie's directories back into the metadata store.
 
-    The directories may hold an older state of the bookie. So the bookie starts in doubt, as another
-    incarnation. Until a check has found all its entries, the bookie tells no client that an entry
-    is missing. All directories must hold the same state; with --in-doubt their states may differ.
+    The directories may hold an older state of the bookie. So the bookie starts as a new
+    incarnation, and in doubt: it may lack entries. Until a check has found all its entries, the
+    bookie tells no client that an entry is missing. All directories must hold the same state; with
+    --in-doubt their states may differ.
     """
     from bookie.daemon.inspection import read_cookie
 

@@ -189,9 +189,10 @@ def digest_of_key(ledger_key: bytes) -> bytes:
 
 
 def key_tag(ledger_key: bytes) -> bytes:
-    """Return a tag of a ledger's life, which does not reveal the key: 8 bytes of `digest_of_key`.
+    """Return the first 8 bytes of `digest_of_key`: a tag that does not reveal the key.
 
-    Bookies put the tag into answers to requests without a key. The tag is empty for the empty key.
+    The tag distinguishes a ledger from an earlier ledger with the same id. Bookies put the tag into
+    answers to requests without a key. The tag is empty for the empty key.
     """
     return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
 

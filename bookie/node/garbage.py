@@ -462,7 +462,11 @@ class GarbageCollector:
         return found
 
     async def _not_listed(self, local: Iterable[int]) -> tuple[set[int], bool]:
-        """Return the ids of `local` that a complete listing lacks, and if the listing is empty."""
+        """Compare `local` with a complete listing of the metadata store.
+
+        Returns:
+            the ids of `local` that the listing lacks, and True if the listing is empty.
+        """
         missing, is_empty = set(local), True
         async for ledger_id in self._ledgers.list_ids():
             is_empty = False

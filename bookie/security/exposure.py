@@ -55,7 +55,9 @@ def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
 
 def open_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the listeners that speak TLS beyond loopback, and ask nobody who he is.
+    """Return the TLS listeners beyond loopback that let any client in: setting → host.
+
+    Such a listener requires neither a client certificate nor roles.
 
     Args:
         settings: those of the process.

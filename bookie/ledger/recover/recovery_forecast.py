@@ -96,7 +96,10 @@ def lowest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return a sort key that puts the longest runs of entries first, then denials, then errors."""
+    """Return a sort key: answers with the highest last entry come first, and errors come last.
+
+    Denials (definite answers without entries) come directly before the errors.
+    """
     is_answer, end = _end_of(answer)
     return not is_answer, -end
 

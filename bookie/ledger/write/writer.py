@@ -27,10 +27,10 @@ CLOSED   never
 A failed writer (`error` is set) never acknowledges again. A failed writer may still close the
 ledger at its LAC, unless another client took the ledger or confirmed entries are unsynced.
 
-**Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. If the
-ledger is still OPEN and this writer's, the bookie failed, or a client fenced the ledger without a
-recovery. Then the bookie counts as lost, and errors report that the ledger was fenced there. If
-another client has taken the ledger, the writer fails.
+**Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. The ledger
+may still be OPEN and belong to this writer. In this case either the bookie failed, or a client
+fenced the ledger without a recovery. Then the bookie counts as lost, and errors report that the
+ledger was fenced there. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
 The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return

@@ -92,7 +92,11 @@ class _Sweep:
         self.done = LogSweep()
 
     async def run(self) -> None:
-        """Apply retention, then list all ledgers, and then read heads to delete unnamed ledgers."""
+        """Finish deletions and apply retention, then delete old ledgers that no range names.
+
+        To delete ledgers, the sweep first lists all ledgers, and then reads the heads of their
+        partitions.
+        """
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:

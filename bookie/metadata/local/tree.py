@@ -183,7 +183,11 @@ class TreeReader:
 
 
 class TreeWriter(TreeReader):
-    """A write transaction of LMDB, which may contain several complete commits."""
+    """A write transaction of LMDB.
+
+    The transaction may contain several commits of the store. No commit is split between
+    transactions.
+    """
 
     def __init__(
         self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], now_ms: int
