@@ -6,6 +6,7 @@ package reads environment variables.
 
 from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
 from bookie.config.deprecation import warn_deprecated
+from bookie.config.grpc_poller import with_free_poller
 from bookie.config.grpc_transport import grpc_polling, silence_grpc
 from bookie.config.load import (
     Sources,
@@ -60,4 +61,5 @@ __all__ = [
     "require_bookie_id",
     "silence_grpc",
     "warn_deprecated",
+    "with_free_poller",
 ]

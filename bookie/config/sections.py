@@ -309,6 +309,38 @@ class NodeSettings(ConnectionLimits):
         le=7 * MIB,
         description="The most entry bytes that one read returns; the first entry always comes.",
     )
+    identity_share_max: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Share of the bytes in flight that one identity may hold: a principal, or an"
+        " address without one. Its adds beyond it are held back, and its reads are refused.",
+    )
+    connection_share_max: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Share of the bytes in flight that one connection may hold. A client has one"
+        " connection for adds and one for all else.",
+    )
+    identity_calls_max: int = Field(
+        default=4096,
+        ge=1,
+        description="Calls of one identity at a time, streams included; fences may be a quarter"
+        " more. A client opens about four streams to a bookie, for all of its ledgers.",
+    )
+    connection_streams_max: int = Field(
+        default=64,
+        ge=1,
+        description="Streams of one connection at a time. Fewer than rpc.concurrent_streams_max"
+        " leave room for calls.",
+    )
+    identity_watches_max: int = Field(
+        default=50_000, ge=1, description="Ledgers that one identity watches at a time."
+    )
+    connection_watches_max: int = Field(
+        default=25_000, ge=1, description="Ledgers that one connection watches at a time."
+    )
     lac_watches_max: int = Field(
         default=100_000,
         ge=1,
@@ -534,6 +566,17 @@ class RpcSettings(Section):
     )
     handshake_timeout_seconds: float = Field(
         default=5.0, gt=0, description="Time for a new connection to finish its handshake."
+    )
+    call_seconds_max: float = Field(
+        default=60.0,
+        gt=0,
+        description="A call or read that waits longer for the bookie, such as for a device, is"
+        " given up, even if its client would wait.",
+    )
+    slow_reader_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="A client that does not take an answer for this long is disconnected.",
     )
     drain_seconds: float = Field(
         default=10.0, ge=0, description="Time for running calls to finish when the bookie stops."

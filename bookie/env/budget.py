@@ -13,15 +13,18 @@ class ByteBudget:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self.used = 0
         """The number of bytes that were taken and not returned yet."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int, beyond: int = 0) -> bool:
-        """Take `size` bytes if no caller waits and the budget plus `beyond` has room."""
+        """Take `size` bytes if no caller waits and the budget plus `beyond` has room.
+
+        A caller that may go beyond the budget overtakes those that wait.
+        """
         used = self.used + size
-        if self._waiting or (self.used and used > self._bytes_max + beyond):
+        if (self._waiting and not beyond) or (self.used and used > self.bytes_max + beyond):
             return False
         self.used = used
         return True
@@ -53,7 +56,7 @@ class ByteBudget:
 
     def _admit(self) -> None:
         while self._waiting and (
-            not self.used or self.used + self._waiting[0][0] <= self._bytes_max
+            not self.used or self.used + self._waiting[0][0] <= self.bytes_max
         ):
             size, turn = self._waiting.popleft()
             if not turn.cancelled():

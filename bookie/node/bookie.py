@@ -140,9 +140,14 @@ class Bookie:
 
     # --- adds ----------------------------------------------------------------------------
 
-    def try_admit_add(self, size: int) -> bool:
-        """Take `size` bytes of the budget for adds in flight, if free now; `add` returns them."""
-        return not self._engine.holds_adds_back and self._adds_in_flight.try_take(size)
+    def try_admit_add(self, size: int, recovery: bool = False) -> bool:
+        """Take `size` bytes of the budget for adds in flight, if free now; `add` returns them.
+
+        A recovery may take a quarter more, and does not wait behind other adds.
+        """
+        budget = self._adds_in_flight
+        beyond = budget.bytes_max // 4 if recovery else 0
+        return not self._engine.holds_adds_back and budget.try_take(size, beyond)
 
     async def admit_add(self, size: int) -> None:
         """Wait for `size` bytes of the budget for adds in flight; `add` returns them."""

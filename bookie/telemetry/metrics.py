@@ -33,6 +33,18 @@ READ_SOURCES = ("cache", "journal_file", "thread")
 GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
 """The possible outcomes of a round of garbage collection."""
 
+SHARES = (
+    ("connection", "adds"),
+    ("connection", "reads"),
+    ("connection", "streams"),
+    ("connection", "watches"),
+    ("identity", "adds"),
+    ("identity", "calls"),
+    ("identity", "reads"),
+    ("identity", "watches"),
+)
+"""Holders of shares, and what their shares bound; HTTP/2 bounds the calls of a connection."""
+
 REPAIR_OUTCOMES = (
     "repaired",
     "was-fine",
@@ -208,6 +220,29 @@ class Metrics:
         )
         self.in_flight_read_bytes = declare.gauge(
             "in_flight_read_bytes", "Bytes reserved for reads that are not yet answered."
+        )
+        self.identity_share = declare.gauge(
+            "identity_share",
+            "Share of the bytes of adds or reads in flight that the greediest identity holds.",
+        )
+        self.share_exceeded_total = declare.counter(
+            "share_exceeded_total",
+            "Requests over the share of a connection or identity: adds are held back, all others"
+            " are refused.",
+            "holder",
+            "of",
+        )
+        for pair in SHARES:
+            self.share_exceeded_total.labels(*pair)
+        self.slow_readers_ended_total = declare.counter(
+            "slow_readers_ended_total",
+            "Calls whose clients took no answer for rpc.slow_reader_seconds, and lost their"
+            " connection.",
+        )
+        self.calls_given_up_total = declare.counter(
+            "calls_given_up_total",
+            "Calls that were answered with an error, because they had waited for the bookie for"
+            " rpc.call_seconds_max.",
         )
         self.ledger_states = declare.gauge("ledger_states", "Ledgers whose state is in memory.")
         self.integrity_check_needed = declare.gauge(

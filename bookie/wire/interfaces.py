@@ -70,8 +70,11 @@ class Watcher(Protocol):
 class EntryNode(Protocol):
     """The requests to a bookie about one ledger's entries; no method raises for bad input."""
 
-    def try_admit_add(self, size: int, /) -> bool:
-        """Reserve `size` bytes in flight if there is room; if True, `add` must follow at once."""
+    def try_admit_add(self, size: int, recovery: bool = False, /) -> bool:
+        """Reserve `size` bytes in flight if there is room; if True, `add` must follow at once.
+
+        A `recovery` may take a quarter more.
+        """
 
     async def admit_add(self, size: int, /) -> None:
         """Wait for room for `size` bytes in flight, and reserve them; `add` must follow at once."""

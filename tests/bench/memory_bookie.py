@@ -65,7 +65,7 @@ class MemoryBookie:
         self._batches: dict[int, list[EntryBatch]] = {}
         self._responses: dict[tuple[int, int], ReadReply] = {}
 
-    def try_admit_add(self, size: int, /) -> bool:
+    def try_admit_add(self, size: int, recovery: bool = False, /) -> bool:
         """Everything is admitted."""
         return True
 

@@ -45,7 +45,7 @@ class NullNode(FakeNode):
         super().__init__()
         self._replies: dict[int, ReadReply] = {}
 
-    def try_admit_add(self, size: int) -> bool:
+    def try_admit_add(self, size: int, recovery: bool = False) -> bool:
         return True
 
     async def admit_add(self, size: int) -> None:

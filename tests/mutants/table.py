@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.cluster_mutants import CLUSTER_MUTANTS
 from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
+from tests.mutants.limits_mutants import LIMITS_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.rate_mutants import RATE_MUTANTS
@@ -17,6 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLIENT_MUTANTS,
     *CLUSTER_MUTANTS,
     *COORDINATION_MUTANTS,
+    *LIMITS_MUTANTS,
     *LOG_MUTANTS,
     *RATE_MUTANTS,
     *REPAIR_MUTANTS,

@@ -21,6 +21,7 @@ import grpc
 from grpc import aio
 
 from bookie._pb import etcd_pb2 as pb
+from bookie.config import with_free_poller
 from bookie.env import Backoff, jitter
 from bookie.env.forks import grpc_use
 from bookie.errors import (
@@ -111,10 +112,13 @@ class EtcdEndpoint:
     def __init__(self, address: str, credentials: Any) -> None:
         self.address = address
         grpc_use.begin()
-        if credentials is None:
-            self._channel = aio.insecure_channel(address, options=_OPTIONS)
-        else:
-            self._channel = aio.secure_channel(address, credentials, options=_OPTIONS)
+        self._channel: Any = with_free_poller(
+            lambda: (
+                aio.insecure_channel(address, options=_OPTIONS)
+                if credentials is None
+                else aio.secure_channel(address, credentials, options=_OPTIONS)
+            )
+        )
         self._calls: dict[str, Any] = {}
 
     def unary(self, method: Method) -> Any:

@@ -376,7 +376,8 @@ class ServerCall:
         return self._metadata
 
     def peer(self) -> str:
-        return f"simulated:{self._connection.client.host}"
+        """Return the client's address, of which only the host matters."""
+        return f"simulated:{self._connection.client.host}:0"
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from grpc import aio
 
-from bookie.config import RpcSettings
+from bookie.config import RpcSettings, with_free_poller
 from bookie.errors import WrongBookieError, WrongClusterError, WrongIncarnationError
 from bookie.ids import (
     BOOKIE_ID_METADATA_KEY,
@@ -124,6 +124,10 @@ def open_channel(address: str, options: ChannelOptions, credentials: Any = None)
 
     With credentials it speaks TLS alone, and verifies that the certificate is good for ``HOST``.
     """
+    return with_free_poller(lambda: _open_channel(address, options, credentials))
+
+
+def _open_channel(address: str, options: ChannelOptions, credentials: Any) -> Any:
     if credentials is None:
         return aio.insecure_channel(address, options=options)
     return aio.secure_channel(address, credentials, options=options)

@@ -103,7 +103,7 @@ class FakeNode:
         if self.failure is not None:
             raise self.failure
 
-    def try_admit_add(self, message_bytes: int) -> bool:
+    def try_admit_add(self, message_bytes: int, recovery: bool = False) -> bool:
         if self.admitting.is_set():
             self.admitted.append(message_bytes)
         return self.admitting.is_set()

@@ -63,9 +63,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def connected(port: int, *, introduced: bool = True) -> AsyncIterator[Peer]:
-    """A peer for the duration of the block; it hangs up at the end."""
-    peer = Peer(*await asyncio.open_connection("127.0.0.1", port))
+async def connected(
+    port: int, *, introduced: bool = True, source: str = "127.0.0.1"
+) -> AsyncIterator[Peer]:
+    """A peer at the address `source` for the duration of the block; it hangs up at the end."""
+    streams = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+    peer = Peer(*streams)
     if introduced:
         peer.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         peer.frame(SETTINGS, 0, 0, b"")

@@ -1,16 +1,17 @@
 """One client's stream of adds on the bookie; answers leave in the order of the requests.
 
 The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
-reader parses a request and waits until the node admits its bytes. Meanwhile the reader reads
-nothing, so gRPC's flow control slows the client down. The reader passes an admitted request to the
-node, which answers with a future. The writer sleeps until the oldest future is done and writes its
-answer. One coroutine that reads and writes in turns is half as fast: 370 instead of 700 messages of
-1 MiB a second. Two coroutines are faster, because gRPC takes more from the socket while a read is
-waiting.
+reader waits until a message fits into the shares of its connection and its identity, which hold it
+until its answer is sent. Then the reader parses a request and waits until the node admits its
+bytes. Meanwhile the reader reads nothing, so gRPC's flow control slows the client down. The reader
+passes an admitted request to the node, which answers with a future. The writer sleeps until the
+oldest future is done and writes its answer. One coroutine that reads and writes in turns is half as
+fast: 370 instead of 700 messages of 1 MiB a second. Two coroutines are faster, because gRPC takes
+more from the socket while a read is waiting.
 
 When the stream breaks, both coroutines end and the queue is dropped. The futures in the queue are
-not cancelled, so the adds continue. The client of a broken stream does not know the outcome of its
-unanswered adds.
+not cancelled, so the adds continue, and hold their shares as long. The client of a broken stream
+does not know the outcome of its unanswered adds.
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ from bookie.wire.codec import encode_add_response, parse_add_request, request_id
 from bookie.wire.commands import AddCommand, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.rate_meter import RateMeter
+from bookie.wire.grpc.server.shares import ADD_OVERHEAD_BYTES
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import BookieNode, CallContext
 
 PENDING_MAX: Final = 4096
 """The largest number of unanswered requests; a client that reads no answers must wait."""
 
 RPC: Final = "AddStream"
+
+REQUESTS_PER_UNIT: Final = 8
+BYTES_PER_UNIT: Final = 64 * 1024
+"""A message takes one unit of a turn, and one more for each so many requests and bytes."""
 
 RECOVERED_MAX: Final = 4096
 """The most ledgers that a stream remembers, so as to note each once in the audit log."""
@@ -66,11 +73,12 @@ class AddStreamHandler(StreamHandler):
         refusal: BookieError | None,
         caller: Caller | None = None,
         *,
+        visit: Visit,
         is_named: bool = False,
         life: str = "",
         meter: RateMeter | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(visit)
         self._meter = meter
         self._node = node
         self._add = node.add if is_named else node.add_unnamed
@@ -87,6 +95,11 @@ class AddStreamHandler(StreamHandler):
         self._recovered: set[int] = set()
         """Ledgers of which the audit log says that this stream recovers them."""
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
+        self._held: deque[tuple[int, int]] = deque()
+        """Of each message that is not yet answered: the number of its last request, and its bytes
+        of the shares."""
+        self._accepted = self._sent = 0
+        """The number of requests that were accepted, and of answers that were sent."""
         self._joins = False
         """True once the client has sent a joined message: it then accepts joined answers, too."""
 
@@ -105,6 +118,7 @@ class AddStreamHandler(StreamHandler):
                 break
             requests = self._split(data)
             self._joins = self._joins or len(requests) > 1
+            await self._hold(len(data), len(requests))
             for request in requests:
                 owed = self._accept(request) or await self._accept_later(request)
                 pending.append(owed)
@@ -115,7 +129,22 @@ class AddStreamHandler(StreamHandler):
             if len(pending) == 1:
                 # A single add reaches the journal's thread before the next message is handled.
                 await asyncio.sleep(0)
+            if self.is_brief:
+                break
         self.end()
+
+    async def _hold(self, size: int, requests: int) -> None:
+        """Wait for the turn of a message, and for its room in the shares."""
+        visit, is_urgent = self._visit, self._is_urgent
+        units = 1 + requests // REQUESTS_PER_UNIT + size // BYTES_PER_UNIT
+        if not (is_urgent or visit.try_turn(units)):
+            await visit.turn(units)
+        size += requests * ADD_OVERHEAD_BYTES
+        if not visit.try_add(size, is_urgent=is_urgent):
+            await visit.add(size)
+        self._is_urgent = False
+        self._accepted += requests
+        self._held.append((self._accepted, size))
 
     def _split(self, data: bytes) -> Sequence[bytes | memoryview]:
         try:
@@ -148,10 +177,11 @@ class AddStreamHandler(StreamHandler):
                     return request_id, self._refused(self._caller.refuse(RPC, right, ledger_id))
             if self._caller is not None and command.recovery:
                 self._note_recovery(command.ledger_id)
+            self._is_urgent = command.recovery
             size = len(data)
             if self._meter is not None and not admitted:
                 self._meter.add(command, size)
-            if not (admitted or self._node.try_admit_add(size)):
+            if not (admitted or self._node.try_admit_add(size, command.recovery)):
                 return None
             return request_id, self._add(command, size)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
@@ -198,10 +228,36 @@ class AddStreamHandler(StreamHandler):
                 reply = outcome.result()
                 self._errors.count(RPC, reply.status)
                 answers.append(encode_add_response(request_id, *reply))
-            await context.write(join_messages(answers))
+            await self._send(context, join_messages(answers))
             for _ in answers:
                 pending.popleft()
+            self._sent += len(answers)
+            self._give_back()
             self._answered.set()
+
+    def _give_back(self) -> None:
+        """Return what the answered messages held of the shares."""
+        held = self._held
+        while held and held[0][0] <= self._sent:
+            self._visit.end_add(held.popleft()[1])
+
+    def _forget(self) -> None:
+        """Return the shares: at once what is answered, and the rest after the last add."""
+        rest = sum(size for _, size in self._held)
+        self._held.clear()
+        left = len(self._pending)
+
+        def settled(_: Reply) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._visit.end_add(rest)
+
+        if not left:
+            self._visit.end_add(rest)
+        for _, outcome in list(self._pending):
+            outcome.then(settled)
+        self._pending.clear()
 
     def _refused(self, error: Exception) -> Outcome[Reply]:
         return Outcome.of(self._errors.reply(RPC, error))

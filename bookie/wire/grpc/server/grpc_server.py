@@ -22,7 +22,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bookie.addresses import join_address
-from bookie.config import NodeSettings, RpcSettings
+from bookie.config import NodeSettings, RpcSettings, with_free_poller
 from bookie.env import SystemClock
 from bookie.errors import CannotStartError
 from bookie.security.gatekeeper import Gatekeeper
@@ -109,7 +109,7 @@ class HeldPort:
             lambda kind: metrics.rate_limited_total.labels(kind).inc(),
             LogDirectory() if gatekeeper is None else gatekeeper.logs,
         )
-        service = BookieService(bookie, bookie.settings, metrics, gatekeeper, rates)
+        service = BookieService(bookie, bookie.settings, metrics, gatekeeper, rates, self._settings)
         self._gate.service_handlers = service.handlers()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -122,6 +122,7 @@ class HeldPort:
             await self._health.enter_graceful_shutdown()
             service.end_streams()
             await self._server.stop(self._settings.drain_seconds)
+            service.close()
             _log.info("rpc_stopped", host=self._host, port=self.port)
 
 
@@ -150,7 +151,8 @@ async def hold_port(
     Raises:
         CannotStartError: The address cannot be bound now; one sentence says why.
     """
-    server = aio.server(options=transport.server_options(settings, connections_max))
+    options = transport.server_options(settings, connections_max)
+    server = with_free_poller(lambda: aio.server(options=options))
     bound = _bind(server, host, port, security)
     beside = 0 if plaintext_port is None else _bind(server, host, plaintext_port)
     held = HeldPort(server, host, bound, settings, beside)

@@ -1,7 +1,8 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
 For each ledger, at most one state waits to be sent: the latest. So a slow client gets fewer
-updates, and costs the bookie no more than a fast client.
+updates, and costs the bookie no more than a fast client. The node bounds the watches of all
+clients, and the shares bound those of a connection and of an identity.
 
 A refused subscription (too many watches) is answered by an update of that ledger with the status of
 the refusal. A message that is refused as a whole is answered by an update of ledger -1.
@@ -19,6 +20,7 @@ from bookie.security.rights import Right
 from bookie.wire.commands import LacState
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import BookieNode, CallContext
 from bookie.wire.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 
@@ -41,13 +43,17 @@ class LacWatchHandler(StreamHandler):
         errors: ErrorMapper,
         refusal: BookieError | None,
         caller: Caller | None = None,
+        *,
+        visit: Visit,
     ) -> None:
-        super().__init__()
+        super().__init__(visit)
         self._errors = errors
         self._caller = caller
         self._learning: dict[int, asyncio.Task[None]] = {}
         """Look-ups of the logs of ledgers that are to be watched."""
         self._latest: dict[int, LacState] = {}
+        self._watched: set[int] = set()
+        """Ledgers that take a watch of the shares."""
         self._refused: set[int] = set()
         """Ledgers whose refusals wait to be sent; these ledgers do not count as watched."""
         self._watcher = node.watch(self._note)
@@ -67,8 +73,7 @@ class LacWatchHandler(StreamHandler):
             decided = self._caller.decide(Right.READ, ledger_id)
             if not decided:
                 # The role was taken away, or narrowed to some logs, while the ledger was watched.
-                self._watcher.unsubscribe(ledger_id)
-                self._latest.pop(ledger_id, None)
+                self._unsubscribe(ledger_id)
                 self._subscribe_if(ledger_id, decided)
                 return
         self._latest[ledger_id] = state
@@ -87,8 +92,7 @@ class LacWatchHandler(StreamHandler):
             self._refuse(NO_LEDGER, error)
             return
         for ledger_id in change.unsubscribe:
-            self._watcher.unsubscribe(ledger_id)
-            self._latest.pop(ledger_id, None)
+            self._unsubscribe(ledger_id)
             self._refused.discard(ledger_id)
             if (learning := self._learning.pop(ledger_id, None)) is not None:
                 learning.cancel()
@@ -109,10 +113,26 @@ class LacWatchHandler(StreamHandler):
             )
 
     def _subscribe(self, ledger_id: int) -> None:
+        is_watched = ledger_id in self._watched
         try:
+            if not is_watched:
+                self._visit.watch()
+                self._watched.add(ledger_id)
             self._watcher.subscribe(ledger_id)
         except BookieError as error:
+            if not is_watched:
+                self._end_watch(ledger_id)
             self._refuse(ledger_id, error)
+
+    def _unsubscribe(self, ledger_id: int) -> None:
+        self._watcher.unsubscribe(ledger_id)
+        self._latest.pop(ledger_id, None)
+        self._end_watch(ledger_id)
+
+    def _end_watch(self, ledger_id: int) -> None:
+        if ledger_id in self._watched:
+            self._watched.remove(ledger_id)
+            self._visit.end_watches()
 
     async def _subscribe_later(self, ledger_id: int) -> None:
         """Subscribe to a ledger whose log decides, once the log was looked up."""
@@ -136,7 +156,7 @@ class LacWatchHandler(StreamHandler):
             while latest:
                 ledger_id = next(iter(latest))
                 self._refused.discard(ledger_id)
-                await context.write(encode_lac_state(latest.pop(ledger_id)))
+                await self._send(context, encode_lac_state(latest.pop(ledger_id)))
                 self._answered.set()
             if self._ended:
                 return
@@ -149,3 +169,5 @@ class LacWatchHandler(StreamHandler):
 
     def _forget(self) -> None:
         self._watcher.close()
+        self._visit.end_watches(len(self._watched))
+        self._watched.clear()

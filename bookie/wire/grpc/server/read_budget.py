@@ -2,8 +2,9 @@
 
 Answers wait in memory until their clients have taken them. Each read reserves the most bytes that
 it may return. The bytes that a read returned stay charged until gRPC has taken the answer. So slow
-readers use up the budget, not the memory. A read that exceeds the budget is refused at once and may
-be retried.
+readers use up the budget, not the memory. The same bytes are charged to the shares of the reader's
+connection and identity, so that a few readers cannot use up the whole. A read that exceeds the
+budget or a share is refused at once and may be retried.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bookie.env.budget import ByteBudget
 from bookie.errors import TooManyRequestsError
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.grpc.server.visits import Visit
 
 READ_OVERHEAD_BYTES: Final = 4096
 """The charge of a read besides its entries, so that empty answers are bounded, too."""
@@ -34,8 +36,10 @@ class ReadBudget:
         self._read_bytes_max = read_bytes_max
         metrics.in_flight_read_bytes.set_function(lambda: self._bytes.used)
 
-    def reserve(self, command: ReadCommand) -> Charge:
+    def reserve(self, command: ReadCommand, visit: Visit) -> Charge:
         """Charge a read before it starts; a read without others in flight is always admitted.
+
+        Both the whole and the shares of the call have to have room.
 
         Recovery may use a quarter more than the limit, so it is admitted when other readers are
         refused.
@@ -47,28 +51,36 @@ class ReadBudget:
         if not 0 < most < self._read_bytes_max:
             most = self._read_bytes_max
         charge = most + READ_OVERHEAD_BYTES
+        visit.read(charge, is_urgent=command.fence)
         if not self._bytes.try_take(charge, self._fencing_bytes if command.fence else 0):
+            visit.end_read(charge)
             raise TooManyRequestsError("the bookie is answering as many reads as it may")
-        return Charge(self._bytes, charge)
+        return Charge(self._bytes, charge, visit)
 
 
 class Charge:
     """The bytes of the budget that one read has reserved."""
 
-    __slots__ = ("_budget", "_bytes")
+    __slots__ = ("_budget", "_bytes", "_visit")
 
-    def __init__(self, budget: ByteBudget, charge_bytes: int) -> None:
+    def __init__(self, budget: ByteBudget, charge_bytes: int, visit: Visit) -> None:
         self._budget = budget
         self._bytes = charge_bytes
+        self._visit = visit
 
     def settle(self, reply: ReadReply) -> None:
         """Charge the bytes that the read returned instead of the most that it might return."""
         batch = reply.batch
         charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
-        self._budget.give_back(self._bytes - charge)
+        self._give_back(self._bytes - charge)
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
         """Return all bytes of the charge to the budget; further calls do nothing."""
-        self._budget.give_back(self._bytes)
+        if self._bytes:
+            self._give_back(self._bytes)
         self._bytes = 0
+
+    def _give_back(self, size: int) -> None:
+        self._budget.give_back(size)
+        self._visit.end_read(size)

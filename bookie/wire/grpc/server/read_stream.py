@@ -19,7 +19,12 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from bookie.errors import BadRequestError, BookieError, ShuttingDownError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ShuttingDownError,
+    TooManyRequestsError,
+)
 from bookie.security.gatekeeper import Caller
 from bookie.security.rights import Right
 from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
@@ -29,6 +34,7 @@ from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.read_budget import Charge, ReadBudget
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import CallContext, EntryNode
 
 PENDING_MAX: Final = 1024
@@ -38,6 +44,8 @@ WAITING_MAX: Final = 128
 """The largest number of a stream's reads that wait for a device: each reserves its bytes."""
 
 RPC: Final = "ReadStream"
+
+TOO_LATE: Final = "the bookie could not answer in time; it does not wait any longer"
 
 
 class ReadStreamHandler(StreamHandler):
@@ -55,8 +63,10 @@ class ReadStreamHandler(StreamHandler):
         refusal: BookieError | None,
         caller: Caller | None = None,
         meter: RateMeter | None = None,
+        *,
+        visit: Visit,
     ) -> None:
-        super().__init__()
+        super().__init__(visit)
         self._meter = meter
         self._node = node
         self._errors = errors
@@ -81,10 +91,13 @@ class ReadStreamHandler(StreamHandler):
                 self._refuse(read_id_of(data), self._refusal, None)
                 return
             request_id, timeout_ms, command = parse_streamed_read(data)
+            if timeout_ms > 1000 * self._visit.seconds_max:
+                timeout_ms = 0  # the bookie gives up before the client does
+            self._is_urgent = command.fence
             must_learn = self._must_learn(command)
             if self._meter is not None:
                 self._meter.read(command)
-            charge = self._budget.reserve(command)
+            charge = self._budget.reserve(command, self._visit)
             reply = None if must_learn else self._node.try_read(command)
         except BadRequestError as error:
             self._refuse(request_id or read_id_of(data), error, charge)
@@ -99,8 +112,7 @@ class ReadStreamHandler(StreamHandler):
             )
             self._under_way.add(reading)
             reading.add_done_callback(partial(self._has_read, request_id, timeout_ms, charge))
-            if timeout_ms:
-                self._deadlines.start(reading, timeout_ms / 1000)
+            self._deadlines.start(reading, timeout_ms / 1000 or self._visit.seconds_max)
 
     def _must_learn(self, command: ReadCommand) -> bool:
         """True if the log of the ledger has to be looked up, for it decides if this is permitted.
@@ -134,11 +146,17 @@ class ReadStreamHandler(StreamHandler):
     ) -> None:
         """Answer a read that had to wait, or release its bytes if its client has given up.
 
+        A `timeout_ms` of 0 means that the bookie gives up first, and says so.
+
         The event loop also calls this method for a read that was cancelled before it began.
         """
         self._under_way.remove(reading)
-        in_time = self._deadlines.stop(reading) or not timeout_ms
-        if self._broken or not in_time:
+        in_time = self._deadlines.stop(reading)
+        if not in_time and not self._broken and timeout_ms == 0:
+            # The bookie gave it up, and its client still waits.
+            self._errors.given_up()
+            self._refuse(request_id, TooManyRequestsError(TOO_LATE), charge)
+        elif self._broken or not in_time:
             charge.release()
             self._answered.set()
             self._wake()
@@ -168,7 +186,7 @@ class ReadStreamHandler(StreamHandler):
         while True:
             while answers:
                 data, charge = answers[0]
-                await context.write(data)
+                await self._send(context, data)
                 answers.popleft()
                 if charge is not None:
                     charge.release()

@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 from grpc import aio
 
-from bookie.config import NodeSettings
+from bookie.config import NodeSettings, RpcSettings
 from bookie.env import SystemClock
-from bookie.errors import BookieError, WrongIncarnationError
+from bookie.errors import BookieError, TooManyRequestsError, WrongIncarnationError
 from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.rates import Rates
@@ -35,8 +35,9 @@ from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
 from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.read_budget import ReadBudget
-from bookie.wire.grpc.server.read_stream import ReadStreamHandler
+from bookie.wire.grpc.server.read_stream import TOO_LATE, ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.server.visits import Reception, Visit
 from bookie.wire.grpc.transport import check_recipient, named
 from bookie.wire.interfaces import SERVICE, BookieNode, IdentifiedCall
 
@@ -48,6 +49,11 @@ EXPIRY_LOOK_SECONDS: Final = 60.0
 
 RATED_RPCS: Final = frozenset({"ReadLac", "WriteLac", "ListEntries"})
 """Calls that count as one request of their caller. Reads and adds count by their bytes as well."""
+REFUSED_STREAM_SECONDS: Final = 5.0
+"""The longest life of a stream that is refused because its peer has too many."""
+
+URGENT: Final = frozenset({"ReadLac", "Fence"})
+"""The calls that recovery waits for."""
 
 _status: Final[Callable[[Any], Status]] = attrgetter("status")
 
@@ -58,7 +64,7 @@ class _Call(Generic[_Request, _Reply]):
 
     rpc: str
     parse: Callable[[bytes], _Request]
-    ask: Callable[[_Request, IdentifiedCall], Awaitable[_Reply]]
+    ask: Callable[[_Request, IdentifiedCall, Visit], Awaitable[_Reply]]
     encode: Callable[[_Reply], bytes]
     refuse: Callable[[Reply], _Reply]
     ledger_of: Callable[[_Request], int | None] = attrgetter("ledger_id")
@@ -76,13 +82,18 @@ class BookieService:
         metrics: Metrics,
         gatekeeper: Gatekeeper | None = None,
         rates: Rates | None = None,
+        rpc: RpcSettings | None = None,
     ) -> None:
-        """Without a `gatekeeper`, everybody may do everything; without `rates`, at any rate."""
+        """Without a `gatekeeper`, everybody may do everything; without `rates`, at any rate.
+
+        `rpc` bounds the time of calls.
+        """
         self._node = node
         self._rates = rates
         self._gatekeeper = gatekeeper
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
+        self._reception = Reception(limits, rpc or RpcSettings(), metrics)
         self._streams: dict[StreamHandler, None] = {}
         """The open streams, in the order of their start."""
         self._ended = False
@@ -110,6 +121,10 @@ class BookieService:
         for stream in list(self._streams):
             stream.end()
 
+    def close(self) -> None:
+        """Give no more calls up; all of them have ended."""
+        self._reception.close()
+
     def _calls(self) -> list[_Call[Any, Any]]:
         node = self._node
         return [
@@ -123,7 +138,7 @@ class BookieService:
             _Call(
                 "ReadLac",
                 unary_codec.parse_read_lac_request,
-                lambda request, _: node.read_lac(*request),
+                lambda request, *_: node.read_lac(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
                 _first,
@@ -131,7 +146,7 @@ class BookieService:
             _Call(
                 "Fence",
                 unary_codec.parse_fence_request,
-                lambda request, _: node.fence(*request),
+                lambda request, *_: node.fence(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
                 _first,
@@ -147,7 +162,7 @@ class BookieService:
             _Call(
                 "WriteLac",
                 unary_codec.parse_write_lac_request,
-                lambda request, _: node.write_lac(*request),
+                lambda request, *_: node.write_lac(*request),
                 unary_codec.encode_reply,
                 lambda refusal: refusal,
                 _first,
@@ -175,46 +190,63 @@ class BookieService:
             call.rpc, call.parse, call.ask, call.encode, call.status_of
         )  # fmt: skip
         errors, check, permit, rate = self._errors, self._check, self._permit, self._rate
-        ledger_of = call.ledger_of
+        ledger_of, enter, is_urgent = call.ledger_of, self._enter, rpc in URGENT
 
         async def answer(data: bytes, context: IdentifiedCall) -> bytes:
+            visit: Visit | None = None
             try:
                 check(context)
                 request = parse(data)
-                await permit(rpc, context, ledger_of(request), request)
+                caller, visit = enter(context, is_urgent=is_urgent or _fences(request))
+                await permit(rpc, caller, ledger_of(request), request)
                 rate(rpc, context, ledger_of(request))
-                reply = await ask(request, context)
+                reply = await ask(request, context, visit)
+            except asyncio.CancelledError:
+                _check_late(visit)
+                reply = call.refuse(errors.reply(rpc, TooManyRequestsError(TOO_LATE)))
             except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
                 reply = call.refuse(errors.reply(rpc, error))
             errors.count(rpc, status_of(reply))
+            if visit is not None:
+                visit.sends()
             return encode(reply)
 
         return answer
 
-    async def _permit(
-        self, rpc: str, context: IdentifiedCall, ledger_id: int | None, request: object = None
-    ) -> Caller | None:
-        """Refuse a call that the caller's roles do not permit; note fences in the audit log.
-
-        Return the caller, or None without a gatekeeper.
+    def _enter(
+        self, context: IdentifiedCall, *, is_urgent: bool = False
+    ) -> tuple[Caller | None, Visit]:
+        """Begin a call that is no stream of requests; it ends when its last answer is taken.
 
         Raises:
-            NotPermittedError: they do not, or the token proves nothing.
+            NotPermittedError: the token proves nothing.
+            TooManyRequestsError: the peer has as many calls as it may.
+        """
+        caller = None if self._gatekeeper is None else caller_of(self._gatekeeper, context)
+        visit = self._reception.enter(context.peer(), caller, is_urgent=is_urgent)
+        context.add_done_callback(visit.leave)
+        visit.works()
+        return caller, visit
+
+    async def _permit(
+        self, rpc: str, caller: Caller | None, ledger_id: int | None, request: object = None
+    ) -> None:
+        """Refuse a call that the caller's roles do not permit; note fences in the audit log.
+
+        Raises:
+            NotPermittedError: they do not.
             MetadataError: the store does not tell of which log the ledger is.
         """
-        if self._gatekeeper is None:
-            return None
-        caller = caller_of(self._gatekeeper, context)
+        if caller is None:
+            return
         plain, flagged = RPC_RIGHTS[rpc]
-        fences = isinstance(request, ReadCommand) and request.fence
-        right = flagged if fences and flagged is not None else plain
+        right = flagged if _fences(request) and flagged is not None else plain
         if ledger_id is None:
             caller.require_everywhere(rpc, right)
-            return caller
+            return
         await caller.require(rpc, right, ledger_id)
         if right is Right.RECOVER:
             caller.did(rpc, ledger_id)
-        return caller
 
     def _rate(self, rpc: str, context: IdentifiedCall, ledger_id: int | None) -> None:
         """Charge a call of `RATED_RPCS` to the caller's rate.
@@ -226,13 +258,15 @@ class BookieService:
         if rates is not None and rates.is_on and rpc in RATED_RPCS and ledger_id is not None:
             RateMeter(rates, self._gatekeeper, context).ask(ledger_id)
 
-    async def _read(self, command: ReadCommand, context: IdentifiedCall) -> ReadReply:
-        """Read within the caller's rate and the budget of bytes in flight."""
+    async def _read(self, command: ReadCommand, context: IdentifiedCall, visit: Visit) -> ReadReply:
+        """Read in the caller's turn, within his rate and the budget of bytes in flight."""
+        if not (command.fence or visit.try_turn(1)):
+            await visit.turn(1)
         meter = None
         if self._rates is not None and self._rates.is_on and not command.fence:
             meter = RateMeter(self._rates, self._gatekeeper, context)
             meter.read(command)
-        charge = self._budget.reserve(command)
+        charge = self._budget.reserve(command, visit)
         context.add_done_callback(charge.release)
         reply = await self._node.read(command)
         charge.settle(reply)
@@ -240,7 +274,7 @@ class BookieService:
             meter.has_read(reply)
         return reply
 
-    async def _force(self, ledger_id: int, context: IdentifiedCall) -> Reply:
+    async def _force(self, ledger_id: int, context: IdentifiedCall, _visit: Visit) -> Reply:
         """Do a force; refuse it if the client means an earlier process, which may have lost adds.
 
         Raises:
@@ -253,55 +287,68 @@ class BookieService:
             )
         return await self._node.force(ledger_id)
 
-    async def _info(self, _request: None, _context: IdentifiedCall) -> tuple[Reply, Info | None]:
+    async def _info(
+        self, _request: None, _context: IdentifiedCall, _visit: Visit
+    ) -> tuple[Reply, Info | None]:
         return Reply(Status.OK), await self._node.info()
 
     async def _add_stream(self, _requests: Any, context: IdentifiedCall) -> None:
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
-        caller, refusal = self._admit(context)
+        caller, refusal, visit = self._admit(context)
         stream = AddStreamHandler(
             self._node,
             self._errors,
             refusal,
             caller,
+            visit=visit,
             is_named=is_named,
             life=self._life,
             meter=self._meter(context, refusal),
         )
-        await self._serve(stream, context, caller)
+        await self._serve(stream, context, caller, visit)
 
     async def _read_stream(self, _requests: Any, context: IdentifiedCall) -> None:
-        caller, refusal = self._admit(context)
+        caller, refusal, visit = self._admit(context)
         meter = self._meter(context, refusal)
-        stream = ReadStreamHandler(self._node, self._errors, self._budget, refusal, caller, meter)
-        await self._serve(stream, context, caller)
+        stream = ReadStreamHandler(
+            self._node, self._errors, self._budget, refusal, caller, meter, visit=visit
+        )
+        await self._serve(stream, context, caller, visit)
 
     async def _watch_lac(self, _requests: Any, context: IdentifiedCall) -> None:
-        caller, refusal = self._admit(context)
-        stream = LacWatchHandler(self._node, self._errors, refusal, caller)
-        await self._serve(stream, context, caller)
+        caller, refusal, visit = self._admit(context)
+        stream = LacWatchHandler(self._node, self._errors, refusal, caller, visit=visit)
+        await self._serve(stream, context, caller, visit)
 
     async def _serve(
-        self, stream: StreamHandler, context: IdentifiedCall, caller: Caller | None
+        self, stream: StreamHandler, context: IdentifiedCall, caller: Caller | None, visit: Visit
     ) -> None:
         """Serve a stream to its end, which comes at the latest when the caller's token expires.
 
-        The client then opens another stream, with its next token.
+        The client then opens another stream, with its next token. A stream that is refused for its
+        peer's share ends after its first message, or soon without one.
         """
         if self._ended:
             stream.end()
         self._streams[stream] = None
         stop_waiting = _end_later(caller, stream.end)
+        soon: asyncio.TimerHandle | None = None
+        if not visit.shares:
+            stream.is_brief = True
+            soon = asyncio.get_running_loop().call_later(REFUSED_STREAM_SECONDS, stream.end)
         try:
             await stream.serve(context)
+            visit.sends()  # the status of the call
         finally:
             del self._streams[stream]
             stop_waiting()
+            if soon is not None:
+                soon.cancel()
 
     async def _list_entries(self, data: bytes, context: IdentifiedCall) -> None:
-        async def pages() -> AsyncIterator[bytes]:
+        async def pages(caller: Caller | None) -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
-            caller = await self._permit("ListEntries", context, wanted[0])
+            await self._permit("ListEntries", caller, wanted[0])
             self._rate("ListEntries", context, wanted[0])
             async for ranges in self._node.list_entries(*wanted):
                 if caller is not None:  # the client decides how long a listing takes
@@ -310,15 +357,15 @@ class BookieService:
 
         await self._send_pages(
             "ListEntries",
-            pages(),
+            pages,
             context,
             lambda refusal: unary_codec.encode_ranges(refusal, None),
         )
 
     async def _list_ledgers(self, data: bytes, context: IdentifiedCall) -> None:
-        async def pages() -> AsyncIterator[bytes]:
+        async def pages(caller: Caller | None) -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
-            caller = await self._permit("ListLedgers", context, None)
+            await self._permit("ListLedgers", caller, None)
             async for rows in self._node.list_ledgers(after):
                 if caller is not None:
                     caller.require_everywhere("ListLedgers", Right.LIST)
@@ -326,7 +373,7 @@ class BookieService:
 
         await self._send_pages(
             "ListLedgers",
-            pages(),
+            pages,
             context,
             lambda refusal: unary_codec.encode_ledger_rows(refusal, ()),
         )
@@ -334,26 +381,47 @@ class BookieService:
     async def _send_pages(
         self,
         rpc: str,
-        pages: AsyncIterator[bytes],
+        pages: Callable[[Caller | None], AsyncIterator[bytes]],
         context: IdentifiedCall,
         refuse: Callable[[Reply], bytes],
     ) -> None:
         """Write pages as fast as the client accepts them; an error is the last page.
 
-        A listing is complete when the call ends with gRPC OK and every page's status was OK.
+        A listing is complete when the call ends with gRPC OK and every page's status was OK. The
+        time until the next page is bounded, and so is the time until the client takes it.
         """
-        status = Status.OK
+        status, visit = Status.OK, None
         try:
             self._check(context)
-            async for page in pages:
+            caller, visit = self._enter(context)
+            async for page in pages(caller):
+                visit.sends()
                 await context.write(page)
+                visit.works()
+                if not visit.try_turn(1):
+                    await visit.turn(1)
         except aio.BaseError:
             return  # the client is gone
+        except asyncio.CancelledError:
+            _check_late(visit)
+            status = await self._refuse(rpc, TooManyRequestsError(TOO_LATE), context, refuse)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
-            refusal = self._errors.reply(rpc, error)
-            status = refusal.status
-            await context.write(refuse(refusal))
+            status = await self._refuse(rpc, error, context, refuse)
+        if visit is not None:
+            visit.sends()  # the last page, or the status of the call
         self._errors.count(rpc, status)
+
+    async def _refuse(
+        self,
+        rpc: str,
+        error: Exception,
+        context: IdentifiedCall,
+        refuse: Callable[[Reply], bytes],
+    ) -> Status:
+        """Write an error as the last page of a listing."""
+        refusal = self._errors.reply(rpc, error)
+        await context.write(refuse(refusal))
+        return refusal.status
 
     def _check(self, context: IdentifiedCall) -> None:
         """Refuse a call that is meant for another bookie or cluster."""
@@ -361,19 +429,25 @@ class BookieService:
         metadata = context.invocation_metadata()
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
-    def _admit(self, context: IdentifiedCall) -> tuple[Caller | None, BookieError | None]:
-        """Return who opens a stream, and the error for all its requests if it is refused.
+    def _admit(self, context: IdentifiedCall) -> tuple[Caller | None, BookieError | None, Visit]:
+        """Return who opens a stream, the error for all its requests if it is refused, and its part.
 
         The caller is None if everybody may do everything, so that requests need no check.
         """
+        caller = refusal = None
+        peer, keeper = context.peer(), self._gatekeeper
         try:
             self._check(context)
-            if self._gatekeeper is None:
-                return None, None
-            caller = caller_of(self._gatekeeper, context)
-            return caller if self._gatekeeper.is_required else None, None
+            caller = None if keeper is None else caller_of(keeper, context)
         except BookieError as error:
-            return None, error
+            refusal = error
+        try:
+            visit = self._reception.enter(peer, caller, is_stream=True)
+        except TooManyRequestsError as error:
+            visit, refusal = self._reception.turn_away(peer), error
+        context.add_done_callback(visit.leave)
+        asks = keeper is not None and keeper.is_required and refusal is None
+        return caller if asks else None, refusal, visit
 
     def _meter(self, context: IdentifiedCall, refusal: BookieError | None) -> RateMeter | None:
         """Return who is charged for a call; None if nothing is limited, or nobody was let in."""
@@ -402,6 +476,21 @@ def _end_later(caller: Caller | None, end: Callable[[], None]) -> Callable[[], N
 
     look()
     return lambda: timer.cancel() if timer is not None else None
+
+
+def _fences(request: object) -> bool:
+    return isinstance(request, ReadCommand) and request.fence
+
+
+def _check_late(visit: Visit | None) -> None:
+    """Go on after a cancellation, if it only means that the call has lasted too long.
+
+    Raises:
+        CancelledError: the call itself was cancelled.
+    """
+    task = asyncio.current_task()
+    if visit is None or not visit.is_late or task is None or task.uncancel():
+        raise asyncio.CancelledError
 
 
 def _first(request: tuple[Any, ...]) -> int:

@@ -4,6 +4,10 @@ Two coroutines serve a stream, so a stream costs two tasks, and a request costs 
 accepts messages until the client or the bookie ends the stream. The writer sends the owed answers,
 and sleeps while no answer is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
 `LacWatchHandler` define `_take`, which handles a message, and `_write`, which sends the answers.
+
+Each message and each answer takes a turn of the event loop, which ordinary streams share. A stream
+that does what recovery waits for does not wait for turns. A client that takes no answer loses its
+connection after a while.
 """
 
 from __future__ import annotations
@@ -12,16 +16,26 @@ import asyncio
 
 from grpc import aio
 
+from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import CallContext
 
 
 class StreamHandler:
-    """Serves one streaming call; each kind of stream defines `_take` and `_write`."""
+    """Serves one streaming call; each kind of stream defines `_take` and `_write`.
+
+    Args:
+        visit: what the call holds of the bookie; its maker ends it after the call.
+    """
 
     _offers: tuple[tuple[str, str], ...] = ()
     """Initial metadata, which tells the client what this stream supports."""
 
-    def __init__(self) -> None:
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+        self._is_urgent = True
+        """True if messages need no turn: recovery waits for them, or it is the first message."""
+        self.is_brief = False
+        """True if the stream ends after its first message, because it is refused for its share."""
         self._tasks = asyncio.TaskGroup()
         """The tasks of this call; all of them end before the call."""
         self._sleep: asyncio.Future[None] | None = None
@@ -70,11 +84,27 @@ class StreamHandler:
                 break
             if data is aio.EOF:
                 break
+            if not (self._is_urgent or self._visit.try_turn(1)):
+                await self._visit.turn(1)
+            self._is_urgent = False
             self._take(data)
             while self._is_full:
                 self._answered.clear()
                 await self._answered.wait()
+            if self.is_brief:
+                break
         self.end()
+
+    async def _send(self, context: CallContext, data: bytes) -> None:
+        """Write one message, in its turn; the visit bounds the time until the client takes it."""
+        visit = self._visit
+        if not (self._is_urgent or visit.try_turn(1)):
+            await visit.turn(1)
+        visit.sends()
+        try:
+            await context.write(data)
+        finally:
+            visit.rests()
 
     def _take(self, data: bytes) -> None:
         raise NotImplementedError

@@ -192,9 +192,16 @@ async def test_a_subscription_to_too_many_ledgers_at_once_is_refused(served: Ser
     await until(lambda: served.node.watchers == [])
 
 
+def whole(limit: int) -> NodeSettings:
+    """A budget for reads that one peer may use up."""
+    return NodeSettings(
+        in_flight_read_bytes_max=limit, identity_share_max=1, connection_share_max=1
+    )
+
+
 async def test_reads_over_the_budget_are_turned_away_and_fencing_ones_later() -> None:
     """The bytes of answers under way are bounded; recovery gets a quarter more."""
-    node, metrics = FakeNode(NodeSettings(in_flight_read_bytes_max=4 * 1024 * 1024)), Metrics()
+    node, metrics = FakeNode(whole(4 * 1024 * 1024)), Metrics()
     node.reading.clear()
     node.read_reply = ReadReply(Status.OK, "", batch_of([1000]), 1)
 
@@ -224,7 +231,7 @@ async def test_reads_over_the_budget_are_turned_away_and_fencing_ones_later() ->
 async def test_a_client_that_takes_no_answers_uses_up_the_budget_not_the_memory() -> None:
     """Answers count until the client has them."""
     limit = 8 * 1024 * 1024
-    node, metrics = FakeNode(NodeSettings(in_flight_read_bytes_max=limit)), Metrics()
+    node, metrics = FakeNode(whole(limit)), Metrics()
     node.read_reply = ReadReply(Status.OK, "", batch_of([1024 * 1024]), 1)
     most = 0.0
     settings = RpcSettings(drain_seconds=0.2)

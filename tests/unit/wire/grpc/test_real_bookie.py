@@ -144,6 +144,9 @@ class FakeContext:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ((INSTANCE_ID_METADATA_KEY, INSTANCE_ID),)
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         callback(self)
 
@@ -222,6 +225,7 @@ async def test_a_thousand_entries_cost_as_many_python_calls_as_sixteen(
     # The writer is woken, by whoever answers, inside of `serve`; nothing else is shared on the way.
     shared = {name for name in calls["add", 16] if name.startswith("stream_handler.py")}
     assert shared <= {
+        "stream_handler.py:StreamHandler._send",
         "stream_handler.py:StreamHandler._wake",
         "stream_handler.py:StreamHandler.serve",
     }

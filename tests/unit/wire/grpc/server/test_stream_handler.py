@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import WrongClusterError
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
@@ -20,6 +21,7 @@ from bookie.wire.grpc.server.lac_watch import LacWatchHandler
 from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.server.visits import Reception, Visit
 from tests.unit.wire.fake_node import FakeNode, until
 from tests.unit.wire.real_bookie import add_request
 
@@ -59,19 +61,28 @@ class Call:
         raise NotImplementedError
 
 
+def a_visit() -> Visit:
+    """A call that holds nothing yet."""
+    return Reception(NodeSettings(), RpcSettings(), Metrics()).enter("ipv4:127.0.0.1:1")
+
+
 def adds(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
-    return AddStreamHandler(node, ErrorMapper(Metrics()), refusal)
+    return AddStreamHandler(node, ErrorMapper(Metrics()), refusal, visit=a_visit())
 
 
 def reads(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
     metrics = Metrics()
     return ReadStreamHandler(
-        node, ErrorMapper(metrics), ReadBudget(1 << 20, 1 << 20, metrics), refusal
+        node,
+        ErrorMapper(metrics),
+        ReadBudget(1 << 20, 1 << 20, metrics),
+        refusal,
+        visit=a_visit(),
     )
 
 
 def watches(node: FakeNode, refusal: WrongClusterError | None) -> StreamHandler:
-    return LacWatchHandler(node, ErrorMapper(Metrics()), refusal)
+    return LacWatchHandler(node, ErrorMapper(Metrics()), refusal, visit=a_visit())
 
 
 KINDS: list[tuple[Make, bytes]] = [
