@@ -96,7 +96,7 @@ class Urgent:
         self.channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
         self._answers: asyncio.Queue[Status] = asyncio.Queue()
         self._stream = self.channel.add_stream(
-            lambda _id, status, _text: self._answers.put_nowait(status), lambda error: None
+            lambda _id, status, *_: self._answers.put_nowait(status), lambda error: None
         )
         self._health = aio.insecure_channel(f"127.0.0.1:{port}")
         self._ledgers = count(10_000_000)

@@ -76,7 +76,7 @@ class Room:
     def add_stream(self, channel: BookieChannel) -> Any:
         """A stream that collects its answers."""
         return channel.add_stream(
-            lambda _id, status, text: self.answers.append((status, text)),
+            lambda _id, status, text, *_: self.answers.append((status, text)),
             lambda error: self.broken.append(str(error)),
         )
 
