@@ -98,6 +98,7 @@ class Metrics:
         self._declare_index_and_reads(declare)
         self._declare_reclaiming(declare)
         self._declare_requests(declare)
+        self._declare_limits(declare)
         self._declare_server(declare)
         self._declare_repair(declare)
         self.info = Info("bookie", "Which bookie this is and what it runs.", registry=self.registry)
@@ -221,29 +222,6 @@ class Metrics:
         self.in_flight_read_bytes = declare.gauge(
             "in_flight_read_bytes", "Bytes reserved for reads that are not yet answered."
         )
-        self.identity_share = declare.gauge(
-            "identity_share",
-            "Share of the bytes of adds or reads in flight that the greediest identity holds.",
-        )
-        self.share_exceeded_total = declare.counter(
-            "share_exceeded_total",
-            "Requests over the share of a connection or identity: adds are held back, all others"
-            " are refused.",
-            "holder",
-            "of",
-        )
-        for pair in SHARES:
-            self.share_exceeded_total.labels(*pair)
-        self.slow_readers_ended_total = declare.counter(
-            "slow_readers_ended_total",
-            "Calls whose clients took no answer for rpc.slow_reader_seconds, and lost their"
-            " connection.",
-        )
-        self.calls_given_up_total = declare.counter(
-            "calls_given_up_total",
-            "Calls that were answered with an error, because they had waited for the bookie for"
-            " rpc.call_seconds_max.",
-        )
         self.ledger_states = declare.gauge("ledger_states", "Ledgers whose state is in memory.")
         self.integrity_check_needed = declare.gauge(
             "integrity_check_needed",
@@ -274,6 +252,31 @@ class Metrics:
         )
         for kind in ERROR_KINDS:
             self.errors_total.labels(kind)
+
+    def _declare_limits(self, declare: _Declare) -> None:
+        self.identity_share = declare.gauge(
+            "identity_share",
+            "Share of the bytes of adds or reads in flight that the greediest identity holds.",
+        )
+        self.share_exceeded_total = declare.counter(
+            "share_exceeded_total",
+            "Requests over the share of a connection or identity: adds are held back, all others"
+            " are refused.",
+            "holder",
+            "of",
+        )
+        for pair in SHARES:
+            self.share_exceeded_total.labels(*pair)
+        self.slow_readers_ended_total = declare.counter(
+            "slow_readers_ended_total",
+            "Calls whose clients took no answer for rpc.slow_reader_seconds, and lost their"
+            " connection.",
+        )
+        self.calls_given_up_total = declare.counter(
+            "calls_given_up_total",
+            "Calls that were answered with an error, because they had waited for the bookie for"
+            " rpc.call_seconds_max.",
+        )
 
     def _declare_server(self, declare: _Declare) -> None:
         self.loop_lag_seconds = declare.histogram(

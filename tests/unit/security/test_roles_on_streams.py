@@ -12,6 +12,7 @@ import pytest
 from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
+from bookie.config import NodeSettings, RpcSettings
 from bookie.env import SystemClock
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, Status
 from bookie.security.audit import AuditLog
@@ -24,6 +25,7 @@ from bookie.wire.commands import LacState, LedgerRow, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
 from bookie.wire.grpc.server.service import BookieService
+from bookie.wire.grpc.server.visits import Reception
 from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import (
     WatchChange,
@@ -58,7 +60,7 @@ class Stream:
         return ()
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        raise NotImplementedError
+        """Nobody asks for the end."""
 
 
 class Store:
@@ -82,7 +84,8 @@ def caller(store: Store, *grants: Grant) -> Caller:
 
 
 def watch(node: FakeNode, who: Caller | None) -> LacWatchHandler:
-    return LacWatchHandler(node, ErrorMapper(Metrics()), None, who)
+    visit = Reception(NodeSettings(), RpcSettings(), Metrics()).enter("ipv4:10.0.0.1:1", who)
+    return LacWatchHandler(node, ErrorMapper(Metrics()), None, who, visit=visit)
 
 
 def changed(subscribe: list[int], unsubscribe: list[int]) -> bytes:
