@@ -18,7 +18,6 @@ import asyncio
 import ipaddress
 import os
 import socket
-import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from bookie.config import NodeSettings
 from bookie.daemon.bookie_addresses import BookieAddresses, addresses_of
 from bookie.daemon.descriptors import connections_allowed
 from bookie.daemon.http_listener import HTTP_BOUNDS, ListenerBounds
+from bookie.env.own_sockets import shut_down, socket_inode
 from bookie.telemetry import Metrics, event_log
 
 LOOK_SECONDS: Final = 1.0
@@ -135,7 +135,6 @@ class OwnSockets:
         """Every socket of the process by descriptor and inode; None if it is no connection to a
         port, or was ended."""
         self._looks = 0
-        self._strange: list[int] = []
 
     async def look(self) -> list[AcceptedConnection]:
         """Return the connections of this moment, in the order in which looks found them.
@@ -151,7 +150,7 @@ class OwnSockets:
             if count % SLICE == 0:
                 await asyncio.sleep(0)
             descriptor = int(name)
-            inode = _socket_inode(descriptor)
+            inode = socket_inode(descriptor)
             if inode is not None:
                 key = descriptor, inode
                 found[key] = self._known[key] if key in self._known else self._examine(*key)
@@ -162,27 +161,10 @@ class OwnSockets:
         """Shut the connection down; return False if it has ended already.
 
         Later looks leave it out. gRPC sees that its peer is gone, and closes the descriptor itself.
-        The shutdown goes through a descriptor of our own: gRPC may close the first one at any
-        moment, and a socket of somebody else may get its number.
         """
-        try:
-            own = os.dup(connection.descriptor)
-        except OSError:
+        if not shut_down(connection.descriptor, connection.inode):
             return False
-        inode = _socket_inode(own)
-        if inode is None:
-            # A file has the number now. To close it here would release the locks of this process
-            # on it, such as those of the index. So it stays open.
-            self._strange.append(own)
-            return False
-        try:
-            with socket.socket(fileno=own) as ours:
-                if inode != connection.inode:
-                    return False
-                ours.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-        self._known[connection.descriptor, inode] = None
+        self._known[connection.descriptor, connection.inode] = None
         return True
 
     def _examine(self, descriptor: int, inode: int) -> AcceptedConnection | None:
@@ -210,14 +192,6 @@ def _plain(address: str) -> str:
     """Return an IPv4 address that a socket for IPv6 wrote as IPv4 again."""
     is_mapped = address.startswith(_MAPPED) and "." in address
     return address.removeprefix(_MAPPED) if is_mapped else address
-
-
-def _socket_inode(descriptor: int) -> int | None:
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return None
-    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
 
 
 class Doorkeeper:

@@ -404,8 +404,8 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a socket of somebody else is shut down",
-        "bookie/daemon/connections.py",
-        "                if inode != connection.inode:\n                    return False\n",
+        "bookie/env/own_sockets.py",
+        "            if found != inode:\n                return False\n",
         "",
         (f"{_CONNECTIONS}::test_the_number_of_another_socket_is_left_alone",),
         "The session with the metadata store would end when a client hangs up in time.",

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Set as AbstractSet
-from contextlib import closing
 from ipaddress import IPv6Address
 from urllib.parse import unquote
 
 from bookie.addresses import join_address
+from bookie.env.own_sockets import shut_down, socket_inode
 
 
 def hang_up(peers: AbstractSet[str]) -> int:
@@ -27,24 +26,27 @@ def hang_up(peers: AbstractSet[str]) -> int:
     wanted = {unquote(peer) for peer in peers}
     found = 0
     for name in os.listdir("/dev/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            # The copy is the same connection, even if gRPC closes its own meanwhile.
-            with closing(socket.socket(fileno=os.dup(int(name)))) as connection:
-                if _peer_of(connection) in wanted:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    found += 1
-        except OSError:
-            continue  # closed meanwhile, or not connected
+        descriptor = int(name)
+        inode = socket_inode(descriptor)
+        if inode is not None and _peer_of(descriptor) in wanted:
+            found += shut_down(descriptor, inode)
     return found
 
 
-def _peer_of(connection: socket.socket) -> str:
-    """Return the name that gRPC gives to the peer of a connection."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+def _peer_of(descriptor: int) -> str:
+    """Return the name that gRPC gives to the peer of a connection; empty if there is none."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
         return ""
-    host, port = connection.getpeername()[:2]
+    try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return ""
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return ""  # it listens, or was closed meanwhile
+    finally:
+        connection.detach()  # the descriptor stays open, and gRPC's
     if connection.family == socket.AF_INET6:
         mapped = IPv6Address(host.partition("%")[0]).ipv4_mapped
         if mapped is None:
