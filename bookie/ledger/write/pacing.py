@@ -66,7 +66,7 @@ class Pacing:
         """Send the oldest batch, because the time is over."""
         paced = self.slots[slot]
         paced.is_waiting = False
-        return self._send(slot, paced)
+        return self._send(slot, paced) + self._deadline(slot)
 
     def taken(self, slot: int, batch: int) -> list[WriterEffect]:
         """Send the next batches, because the bookie took one."""
@@ -78,10 +78,14 @@ class Pacing:
         if not paced.is_waiting:
             paced.allowed += 1
             effects += self._send(slot, paced)
+            effects += self._deadline(slot)
         return effects
 
     def appended(self) -> list[WriterEffect]:
-        """Send the newest batch to paced slots that have taken all others."""
+        """Send the newest batch to paced slots that may get one more.
+
+        Their deadlines stay: appends must not put off the end of a silent bookie.
+        """
         return [
             effect
             for slot, paced in list(self.slots.items())
@@ -105,6 +109,10 @@ class Pacing:
             if is_missing and batch.number not in paced.under_way:
                 paced.under_way |= {batch.number}
                 effects.append(Resend(batch.number, slot))
-        if not paced.under_way:
-            return self.end(slot)
-        return [*effects, StartTimer(("paced", slot), self._limits.add_timeout_seconds)]
+        return effects if paced.under_way else self.end(slot)
+
+    def _deadline(self, slot: int) -> list[WriterEffect]:
+        """Give the bookie its time for an answer, unless its slot is no longer paced."""
+        if slot not in self.slots:
+            return []
+        return [StartTimer(("paced", slot), self._limits.add_timeout_seconds)]
