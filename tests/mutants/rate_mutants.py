@@ -80,6 +80,25 @@ RATE_MUTANTS: tuple[Mutant, ...] = (
         "Clients ask ten times a second for what they cannot have.",
     ),
     Mutant(
+        "appends put off the deadline of a paced bookie",
+        "bookie/ledger/write/pacing.py",
+        "            for effect in self._send(slot, paced)\n",
+        "            for effect in self._send(slot, paced) + self._deadline(slot)\n",
+        (f"{_WRITER}appends_put_no_deadline_off",),
+        "A bookie that hangs after a rate is never replaced while something is appended.",
+    ),
+    Mutant(
+        "a close waits for a bookie that takes nothing",
+        "bookie/ledger/write/writer.py",
+        "        if waiting is None and is_held_up:\n            return self.delivery.skip(bit)\n",
+        "",
+        (
+            f"{_WRITER}a_close_waits_no_longer_than_the_patience",
+            f"{_WRITER}appends_wait_for_room_no_longer_than_the_patience",
+        ),
+        "Closes, and appends without room, hang for ever beside a bookie with a small rate.",
+    ),
+    Mutant(
         "a bookie that limits a writer is buried",
         "bookie/ledger/write/writer.py",
         "            return self.delivery.pacing.hold_back(slot, answer.retry_after_seconds)\n",

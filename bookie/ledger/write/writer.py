@@ -51,7 +51,7 @@ answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the
 
 **Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for that. Its
 batches wait, and follow slowly (`pacing`). If it takes nothing for a long time and an append needs
-it, the writer ends.
+it, the writer ends. If only room or a close needs it, the writer skips it.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
 after a force. An unforced acknowledgement becomes void when its stream breaks. With deferred sync,
@@ -339,8 +339,12 @@ class LedgerWriter:
             return self._unless_paced(slot, pacing.go_on(slot))
         if kind == "paced":
             return [] if pacing.slots[slot].is_waiting else self._bury(bit)
-        # The appends of a confirmed batch have returned, so nobody waits for this bookie then.
+        # The appends of a confirmed batch have returned. Only a close, or an append without room,
+        # may wait for its release.
         waiting = next(iter(self.window.pending), None)
+        is_held_up = self.state is WriterState.DRAINING or not self.window.has_room
+        if waiting is None and is_held_up:
+            return self.delivery.skip(bit)
         if waiting is None or not waiting.slots & ~waiting.acked & bit:
             return [StartTimer(("patience", slot), self.limits.rate_patience_seconds)]
         bookie_id = self.metadata.last_fragment.bookies[slot]

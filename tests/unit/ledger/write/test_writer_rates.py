@@ -15,6 +15,7 @@ from bookie.ledger.write.writer_events import (
     Failed,
     Idle,
     LacAnswered,
+    Release,
     Resend,
     SendBatch,
     SendLac,
@@ -181,6 +182,51 @@ def test_nobody_fails_if_no_append_waits() -> None:
     writer.step(Close())
     fire(writer, "resend", 1)
     assert "WriteMetadata" in [type(e).__name__ for e in ack(writer, 0, 1)]
+
+
+def test_a_close_waits_no_longer_than_the_patience() -> None:
+    """The entries are durable without the third bookie, which may want to wait for weeks."""
+    writer = connected(limits=CHANGES)
+    append(writer)
+    refuse(writer, 0, 1, 4e6)
+    ack(writer, 0, 0)
+    assert Confirmed(0) in ack(writer, 0, 2)
+    assert not kinds(writer.step(Close()))
+    effects = fire(writer, "patience", 1)
+    assert "WriteMetadata" in [type(e).__name__ for e in effects]
+    assert writer.error is None
+    assert not writer.replacements.due, "it is skipped, and not replaced"
+
+
+def test_appends_wait_for_room_no_longer_than_the_patience() -> None:
+    """All that was appended is confirmed, and only the third bookie keeps it from its release."""
+    writer = connected(limits=WriterLimits(in_flight_batches_max=8))
+    append(writer)
+    refuse(writer, 0, 1, 4e6)
+    ack(writer, 0, 0)
+    ack(writer, 0, 2)
+    for batch in range(1, 8):
+        append(writer)
+        ack(writer, batch, 0)
+        ack(writer, batch, 2)
+    assert not writer.may_append(full=True)
+    effects = fire(writer, "patience", 1)
+    assert [e.batch for e in effects if isinstance(e, Release)] == list(range(8))
+    assert writer.may_append(full=True)
+    assert not writer.replacements.due, "it is skipped, and not replaced"
+    assert StartTimer(("retry", 1), CHANGES.retry_seconds) in effects, "and asked again later"
+
+
+def test_appends_put_no_deadline_off() -> None:
+    """A bookie that is silent after its time fails, however often something is appended."""
+    writer = connected(limits=CHANGES)
+    append(writer)
+    refuse(writer, 0, 1)
+    deadline = StartTimer(("paced", 1), CHANGES.add_timeout_seconds)
+    assert deadline in fire(writer, "resend", 1)
+    assert deadline not in append(writer)
+    assert deadline in ack(writer, 0, 1), "it took something"
+    assert deadline not in append(writer)
 
 
 def test_a_broken_stream_ends_the_pause() -> None:
