@@ -28,6 +28,7 @@ from bookie.errors import (
     BookieError,
     BookieUnreachableError,
     NoSuchLedgerError,
+    TooManyRequestsError,
     UnauthorizedError,
 )
 from bookie.ledger.catalog.ledgers import LedgerManager
@@ -43,6 +44,9 @@ EXAMPLES_MAX = 5
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
 """The number of copies, over all bookies, that are collected before they are listed."""
+
+RATE_PATIENCE_SECONDS = 60.0
+"""The longest wait for one copy at a bookie whose rate is used up; then its copies are unknown."""
 
 
 async def _nothing(*_: object) -> None:
@@ -155,14 +159,22 @@ class ListedBookie:
     async def _missing(self, metadata: LedgerMetadata, holding: Holding) -> Missing:
         if self.problem or self._channel is None:
             return Missing()
-        listing = self._channel.list_entries(
-            metadata.ledger_id, holding.first, holding.last, key=metadata.password_key
-        )
-        try:
-            async with aclosing(self._in_time(listing)) as ranges:  # type: ignore[type-var]
-                return await missing_of(holding, ranges)
-        except (NoSuchLedgerError, UnauthorizedError):
-            return await missing_of(holding, nothing_stored())
+        waited = 0.0
+        while True:
+            listing = self._channel.list_entries(
+                metadata.ledger_id, holding.first, holding.last, key=metadata.password_key
+            )
+            try:
+                async with aclosing(self._in_time(listing)) as ranges:  # type: ignore[type-var]
+                    return await missing_of(holding, ranges)
+            except (NoSuchLedgerError, UnauthorizedError):
+                return await missing_of(holding, nothing_stored())
+            except TooManyRequestsError as error:
+                # Without roles, a bookie cannot know that this is for a repair.
+                waited += error.retry_after_seconds
+                if not error.retry_after_seconds or waited > RATE_PATIENCE_SECONDS:
+                    raise
+                await asyncio.sleep(error.retry_after_seconds)
 
     async def _in_time(self, listing: AsyncIterator[Ranges]) -> AsyncIterator[Ranges]:
         async with aclosing(listing) as pages:  # type: ignore[type-var]

@@ -17,6 +17,7 @@ from bookie.env.backoff import Backoff
 from bookie.env.pace import Pace
 from bookie.errors import BookieError
 from bookie.ids import Status
+from bookie.ledger.connection.calls import patiently
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.copies.replica_plan import EntryRange, merged, stripe_ranges
 from bookie.ledger.metadata import LedgerMetadata
@@ -90,7 +91,8 @@ class CopyCheck:
             bookie_id: the bookie that is read.
             stripe: the entries that the bookie should store.
             pool: the pool whose connections are used.
-            is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite.
+            is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite. A
+                bookie whose rate is used up is always asked again.
             pace: bounds the bytes per second that are read; None reads as fast as possible.
             incarnation: the incarnation that the bookie must have, or empty for any. An older
                 process of the bookie may still answer with another incarnation; then the entries
@@ -182,8 +184,10 @@ class CopyCheck:
         )
         try:
             channel = self._pool.connection(self._bookie_id).channel()
-            reply = await channel.read(
-                command, timeout=self._timeout, incarnation=self._incarnation
+            # Without roles, a bookie cannot know that this is a repair. A rate is no silence.
+            reply = await patiently(
+                lambda: channel.read(command, timeout=self._timeout, incarnation=self._incarnation),
+                self._pool.settings.rate_patience_seconds,
             )
         except BookieError as error:
             status = Status.UNAUTHORIZED if error.status is Status.UNAUTHORIZED else NO_WORD
