@@ -103,6 +103,23 @@ async def test_an_append_ends_with_the_patience(tmp_path: Path) -> None:
         assert metadata.last_entry_id == 1
 
 
+async def test_a_close_ends_with_the_patience(tmp_path: Path) -> None:
+    """Two of three bookies have all entries. The third wants to wait for hours, and is skipped."""
+    async with (
+        real_cluster(tmp_path, 4) as cluster,
+        client_of(cluster, rate_patience_seconds=0.5) as client,
+    ):
+        writer = await client.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+        (first, *_) = writer.metadata.last_fragment.bookies
+        hold(cluster, NodeSettings(identity_bytes_per_second=10), int(first[1:]))
+        await writer.append(bytes(100_000))  # in debt for hours
+        await writer.append(b"y")
+        async with asyncio.timeout(60):
+            metadata = await writer.close()
+        assert metadata.last_entry_id == 1
+        assert len(metadata.fragments) == 1, "nobody was replaced"
+
+
 async def read_often(reader: ReaderHandle, times: int) -> None:
     for _ in range(times):
         assert len([entry async for entry in reader.read()]) == 3
