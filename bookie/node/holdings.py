@@ -31,6 +31,14 @@ class Holding:
         rounds = (end // modulus - first // modulus) * count
         return rounds + min(end % modulus, count) - min(first % modulus, count)
 
+    def holds_any(self, ids: Ids) -> bool:
+        """True if the bookie must store at least one of `ids`."""
+        ids = ids[(self.first <= ids) & (ids <= self.last)]
+        modulus, count = self.stripe.modulus, self.stripe.count
+        if modulus:
+            ids = ids[(ids - self.stripe.first_residue) % modulus < count]
+        return bool(len(ids))
+
     def count_below(self, ids: Ids) -> Ids:
         """For each of `ids`, count the stripe's ids in ``0 … id - 1``."""
         modulus, count = self.stripe.modulus, self.stripe.count

@@ -374,7 +374,8 @@ class IntegrityCheck:
         report = found.report
         if not report.incomplete:
             await self._settle_damage()
-        whole = not (report.waiting or report.incomplete or self._engine.damage)
+        damage = self._engine.damage
+        whole = not (report.waiting or report.incomplete) and await self._is_spare(damage)
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
@@ -383,7 +384,7 @@ class IntegrityCheck:
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))
-            if self._engine.damage:
+            if self._engine.damage - damage:
                 # The scrubber found damage while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
@@ -404,6 +405,28 @@ class IntegrityCheck:
         if self._engine.damage:
             await self._engine.checkpoint()  # the scrubber looks at the index alone
             await self._scrubber.settle()
+
+    async def _is_spare(self, damage: frozenset[tuple[int, int]]) -> bool:
+        """True if no metadata asks this bookie for an entry in a damaged place.
+
+        Other entries may stay in damaged places for ever: entries behind the end of a closed
+        ledger, which no bookie could bring back, and entries that other bookies hold now. A reader
+        of such an entry gets an error or a wrong digest, never a denial.
+        """
+        if not damage:
+            return True
+        metadata: LedgerMetadata | None = None
+        try:
+            async for ledger_id, ids in self._scrubber.entries_in_damage():
+                if metadata is None or metadata.ledger_id != ledger_id:
+                    metadata = (await self._ledgers.read(ledger_id)).value
+                if not metadata.is_closed:
+                    return False
+                if any(one.holds_any(ids) for one in holdings(metadata, self._bookie_id)):
+                    return False
+        except (CorruptionError, FormatError, NoSuchLedgerError):
+            return False
+        return True
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
         """Export the number of missing entries; log when it becomes positive, and zero again."""

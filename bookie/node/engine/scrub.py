@@ -5,18 +5,18 @@ the checksums of blocks and of request payloads, and the ids in packets. In the 
 checks the checksums of pages, and that slots point inside their files. A pass bypasses the page
 cache where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
 
-Damage that a pass finds is reported once and recorded in the index. While the index has such a
-record, the bookie is in doubt. A later pass removes the record if it finds the place sound or the
-file gone. `Scrubber.settle` removes the record if the index points to no entry in the damaged place
-any more. So damage ends when its entries are copied back from other bookies, or when a compaction
-removes the file. The scrubber does not verify the digests of entries; clients and the integrity
-check do.
+Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
+integrity check finds that no metadata asks this bookie for an entry in a damaged place. A later
+pass removes the record if it finds the place sound or the file gone. `Scrubber.settle` removes the
+record if the index points to no entry in the damaged place any more. So damage ends when its
+entries are copied back from other bookies, or when a compaction removes the file. The scrubber does
+not verify the digests of entries; clients and the integrity check do.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from bookie.node.engine.files import FileTable, read_header
 from bookie.node.engine.format.arrays import Ids, distinct
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
+from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages, parse_page_key
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.node.engine.index.page_reads import behind, some_of, sound_slots, values_of
 from bookie.node.engine.integrity import Integrity
@@ -392,6 +393,40 @@ class Scrubber:
             return ids[:0]
         is_inside = _are_inside(found.slots[found.at, found.where], spans).any(axis=0)
         return ids[is_inside & found.present]
+
+    async def entries_in_damage(self) -> AsyncIterator[tuple[int, Ids]]:
+        """Yield the ids of the stored entries that lie in damaged places, by ledger and page.
+
+        Raises:
+            CorruptionError: not all such entries can be told, because the index is damaged or
+                `settle` has not read a file again.
+        """
+        spans = [self._spans[key] for key in self.findings if key in self._spans]
+        if len(spans) < len(self.findings):
+            raise CorruptionError("a damaged place is known by its begin alone")
+        start: bytes | None = b""
+        while spans and start is not None:
+            found, start = await self._run(partial(self._inside, spans, start))
+            for one in found:
+                yield one
+
+    def _inside(
+        self, spans: Sequence[Finding], start: bytes
+    ) -> tuple[list[tuple[int, Ids]], bytes | None]:
+        """Return entries in damaged places on some pages, and the following page key."""
+        pairs, hidden = some_of(self._index.store, "locations", start)
+        following = behind(pairs, start)
+        if hidden or (pairs and following is None):
+            raise CorruptionError("a page of the index is not found, though it is there")
+        pages = decode_pages(pairs)[1]
+        found = []
+        for (key, _), slots in zip(pairs, pages, strict=True):
+            is_inside = (slots[:, 2] > 0) & _are_inside(slots, spans).any(axis=0)
+            if is_inside.any():
+                ledger_id, page = parse_page_key(key)
+                ids = np.flatnonzero(is_inside).astype(np.int64) + page * SLOTS_PER_PAGE
+                found.append((ledger_id, ids))
+        return found, following
 
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
         """Return keys of findings to which the index points; a damaged page may point to all."""

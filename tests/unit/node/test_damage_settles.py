@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerState
 from bookie.metadata.store import MetadataStore
@@ -120,3 +121,32 @@ async def test_what_stays_damaged_stays_a_finding(machine: Machine, store: Metad
             assert not (await one.check.check()).whole
             assert len(one.engine.scrubber.findings) == 1
         assert needs_check(machine) == 1
+
+
+@pytest.mark.parametrize("others", [("b1",), ("b2",)], ids=["behind-the-end", "of-others-now"])
+async def test_what_no_metadata_asks_for_keeps_no_doubt(
+    machine: Machine, store: MetadataStore, others: tuple[str, ...]
+) -> None:
+    """Nobody could bring it back, and the reclaimer keeps what lies behind a ledger's end.
+
+    It remains a finding, and is never denied: a client sees a wrong digest.
+    """
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, others, last=3))
+    await manager.create(metadata(2, CLOSED, ("b1",), last=3))
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(10))
+        await add(one.bookie, 2, range(4))
+        await one.engine.checkpoint()
+        flip(machine, b"1/4/0:")
+        assert await scrub(one) == 1
+        assert one.engine.needs_integrity_check
+        assert (await one.check.check()).whole
+        assert len(one.engine.scrubber.findings) == 1
+        assert needs_check(machine) == 0
+        assert (await read(one.bookie, 1, 4, 4)).status is not Status.NO_SUCH_ENTRY
+        assert await scrub(one) == 1
+        assert not one.engine.needs_integrity_check
+    async with started(machine, store) as again:
+        assert not again.engine.needs_integrity_check
+        assert (await again.check.check()).whole
