@@ -34,7 +34,7 @@ from bookie.node.engine.files import FileTable, read_header
 from bookie.node.engine.format.arrays import Ids, distinct
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
-from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages, parse_page_key
+from bookie.node.engine.format.pages import COLUMNS, SLOTS_PER_PAGE, decode_pages, parse_page_key
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.node.engine.index.page_reads import behind, some_of, sound_slots, values_of
 from bookie.node.engine.integrity import Integrity
@@ -418,13 +418,13 @@ class Scrubber:
         following = behind(pairs, start)
         if hidden or (pairs and following is None):
             raise CorruptionError("a page of the index is not found, though it is there")
-        pages = decode_pages(pairs)[1]
+        slots = decode_pages(pairs)[1].reshape(-1, COLUMNS)
+        is_inside = (slots[:, 2] > 0) & _are_inside(slots, spans).any(axis=0)
         found = []
-        for (key, _), slots in zip(pairs, pages, strict=True):
-            is_inside = (slots[:, 2] > 0) & _are_inside(slots, spans).any(axis=0)
-            if is_inside.any():
-                ledger_id, page = parse_page_key(key)
-                ids = np.flatnonzero(is_inside).astype(np.int64) + page * SLOTS_PER_PAGE
+        for at, entries in enumerate(is_inside.reshape(-1, SLOTS_PER_PAGE)):
+            if entries.any():
+                ledger_id, page = parse_page_key(pairs[at][0])
+                ids = np.flatnonzero(entries).astype(np.int64) + page * SLOTS_PER_PAGE
                 found.append((ledger_id, ids))
         return found, following
 

@@ -140,7 +140,7 @@ async def test_what_no_metadata_asks_for_keeps_no_doubt(
         await one.engine.checkpoint()
         flip(machine, b"1/4/0:")
         assert await scrub(one) == 1
-        assert one.engine.needs_integrity_check
+        assert needs_check(machine) == 1
         assert (await one.check.check()).whole
         assert len(one.engine.scrubber.findings) == 1
         assert needs_check(machine) == 0
