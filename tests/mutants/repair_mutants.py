@@ -167,4 +167,23 @@ REPAIR_MUTANTS = (
         (LOSS,),
         "A repair that looked before the loss removes the mark.",
     ),
+    Mutant(
+        "damage among entries of an open ledger is spare",
+        "bookie/node/integrity_check.py",
+        "                if not metadata.is_closed:\n                    return False\n                if any(",
+        "                if any(",
+        (
+            "tests/unit/node/test_damage_settles.py::"
+            "test_an_open_ledger_keeps_the_finding_until_it_is_closed",
+        ),
+        "The end of the ledger may be damaged, and the bookie calls itself whole.",
+    ),
+    Mutant(
+        "damage among entries that metadata names is spare",
+        "bookie/node/integrity_check.py",
+        "if any(one.holds_any(ids) for one in holdings(metadata, self._bookie_id)):",
+        "if False:",
+        ("tests/unit/node/test_damage_settles.py::test_damage_in_what_was_verified_counts",),
+        "A copy is lost, and the bookie calls itself whole.",
+    ),
 )

@@ -150,3 +150,13 @@ async def test_what_no_metadata_asks_for_keeps_no_doubt(
     async with started(machine, store) as again:
         assert not again.engine.needs_integrity_check
         assert (await again.check.check()).whole
+
+
+async def test_damage_in_what_was_verified_counts(machine: Machine, store: MetadataStore) -> None:
+    """An entry may be damaged just after a check has read it."""
+    await LedgerManager(store).create(metadata(1, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        await damaged(one, machine)
+        assert not await one.check._is_spare(one.engine.damage)
+        await add(one.bookie, 1, [4], recovery=True)
+        assert (await one.check.check()).whole
