@@ -170,7 +170,10 @@ REPAIR_MUTANTS = (
     Mutant(
         "damage among entries of an open ledger is spare",
         "bookie/node/integrity_check.py",
-        "                if not metadata.is_closed:\n                    return False\n                if any(",
+        """\
+                if not metadata.is_closed:
+                    return False
+                if any(""",
         "                if any(",
         (
             "tests/unit/node/test_damage_settles.py::"
