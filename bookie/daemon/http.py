@@ -461,6 +461,7 @@ async def serve_http(
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS_MAX,
+        lingering_time=0,  # a body that was refused is not read to its end
     )
     # Whoever reaches the port could fill the log otherwise. The answer tells the peer its fault.
     server_logger.addFilter(_is_our_fault)

@@ -24,6 +24,10 @@ from bookie.errors import CannotStartError
 BACKLOG: Final = 100
 """Connections that wait until they are accepted."""
 
+RECEIVED_BYTES: Final = 8 * 1024
+"""Bytes that the kernel takes from a peer before they are read; Linux doubles it. To parse a
+quarter of a megabyte at once, in chunks of a byte, stops the event loop for a tenth of a second."""
+
 PAUSE_SECONDS: Final = 0.5
 """The pause after a failed accept, for example without free descriptors."""
 
@@ -91,8 +95,8 @@ class Listener:
         self._times = handshake_seconds, shutdown_seconds
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._beginning: dict[asyncio.Task[None], str] = {}
-        """The connections that have no protocol yet, the oldest first, and their addresses."""
+        self._beginning: dict[asyncio.Task[None], tuple[str, socket.socket]] = {}
+        """Connections that have no protocol yet, the oldest first: their addresses and sockets."""
 
     @property
     def port(self) -> int:
@@ -118,6 +122,7 @@ class Listener:
                 bound.close()
             for one in self._sockets:
                 one.setblocking(False)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
                 one.listen(BACKLOG)
         except OSError as error:
             self._close_sockets()
@@ -155,7 +160,7 @@ class Listener:
             self._make_room("http_total", self._bounds.in_all)
             begun = asyncio.Event()
             task = loop.create_task(self._begin(accepted, begun))
-            self._beginning[task] = address
+            self._beginning[task] = address, accepted
             task.add_done_callback(partial(self._ended, accepted, begun))
             await asyncio.sleep(0)  # sock_accept does not yield while connections wait
 
@@ -174,11 +179,14 @@ class Listener:
             if one.transport and not one.transport.is_closing()
             if address in (None, _host_of(one.transport.get_extra_info("peername")))
         ]
-        tasks = [one for one, from_ in self._beginning.items() if address in (None, from_)]
+        tasks = [one for one, (from_, _) in self._beginning.items() if address in (None, from_)]
         surplus = len(tasks) + len(transports) + 1 - connections_max
         for task in tasks[: max(0, surplus)]:
-            del self._beginning[task]
-            task.cancel()
+            # To cancel the task would leave its protocol in the server for ever: uvloop (0.23)
+            # closes the transport then without a word to the protocol.
+            _, accepted = self._beginning.pop(task)
+            with suppress(OSError):  # the peer is gone
+                accepted.shutdown(socket.SHUT_RDWR)
             surplus -= 1
             self._on_surplus(reason)
         for transport in transports[: max(0, surplus)]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import ExitStack, closing
 
 import aiohttp
 import pytest
+import uvloop
 
 from bookie.daemon import http
 from bookie.daemon.http import Administration, serve_http
@@ -207,3 +209,34 @@ async def test_connections_of_one_address_are_bounded() -> None:
         for reason in ("http_address", "http_total")
     }
     assert ended == {"http_address": 9, "http_total": 0}
+
+
+def test_a_burst_of_connections_leaves_nothing_behind() -> None:
+    """On the loop of a bookie, which is uvloop: they are ended while they begin."""
+    metrics, burst = Metrics(), 200
+
+    async def run() -> None:
+        bounds = ListenerBounds(in_all=100, per_address=10)
+        async with (
+            serve_http(metrics, Readiness(), host="127.0.0.1", port=0, bounds=bounds) as port,
+            asyncio.timeout(SILENT_SECONDS_MAX),
+        ):
+            other, writer = await asyncio.open_connection("127.0.0.1", port)
+            with ExitStack() as connections:
+                for number in range(burst):
+                    one = connections.enter_context(closing(socket.socket()))
+                    one.bind(("127.0.0.3", 0))
+                    one.connect(("127.0.0.1", port))  # the loop accepts many at once
+                    if number % 20 == 0:
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)
+            for _ in range(20):
+                assert (await get(port, "/healthz"))[0] == 200
+            assert not other.at_eof()
+            writer.close()
+
+    uvloop.run(run())
+    ended = metrics.registry.get_sample_value(
+        "bookie_connections_ended_total", {"reason": "http_address"}
+    )
+    assert burst // 4 < ended <= burst
