@@ -30,7 +30,7 @@ from bookie.node.engine.admission import UNAUTHORIZED
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.ledger_state import LocalLedger
-from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
+from bookie.node.lac_watch import FirstUpdates, LacCallback, LacWatches, lac_state
 from bookie.node.reads import EntryReads, problem_of
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import (
@@ -94,6 +94,7 @@ class Bookie:
         self._adds_in_flight = budget
         self.watches = LacWatches(metrics.lac_watches.set)
         """The watchers of each ledger; `add_watch` adds to them."""
+        self._first_updates = FirstUpdates(self._first_update, spawn)
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
 
@@ -327,9 +328,11 @@ class Bookie:
             raise BadRequestError("this bookie watches as many ledgers as it may")
         # Register before reading the state: no update is missed, but one may come twice.
         self.watches.add(ledger_id, callback)
-        self._spawn(self._first_update(ledger_id, callback))
+        self._first_updates.add(ledger_id, callback)
 
     async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
+        if self._closing or not self.watches.has(ledger_id, callback):
+            return
         try:
             update = lac_state(await self._engine.load(ledger_id))
         except CorruptionError:

@@ -1,11 +1,15 @@
 """Notifies watchers when a ledger's LAC advances or the ledger is fenced, without polling.
 
-Updates are level-triggered: a watcher gets the current state, and a slow watcher skips states.
+Updates are level-triggered: a watcher gets the current state, and a slow watcher skips states. The
+first update of a ledger may need the index. Few are read at a time: one message may name thousands
+of ledgers, and all reads of the bookie wait in the same line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 from bookie.entry.entry import lac_packet_ids
 from bookie.ids import NO_ENTRY, Status
@@ -13,6 +17,9 @@ from bookie.node.engine.ledger_state import LocalLedger
 from bookie.wire.commands import LacState
 
 LacCallback = Callable[[LacState], None]
+
+FIRST_UPDATES_MAX: Final = 32
+"""First updates that are under way at a time, of all watchers."""
 
 
 def lac_state(state: LocalLedger) -> LacState:
@@ -65,3 +72,45 @@ class LacWatches:
     def _set_count(self, count: int) -> None:
         self._count = count
         self._count_changed(count)
+
+
+class FirstUpdates:
+    """Tells watchers the present states of ledgers, each watcher in turn.
+
+    Args:
+        tell: tells one watcher about one ledger.
+        spawn: runs a task.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[int, LacCallback], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._tell = tell
+        self._spawn = spawn
+        self._lines: dict[LacCallback, deque[int]] = {}
+        """Ledgers of which a watcher is to be told; the first watcher is the next one."""
+        self._under_way = 0
+
+    def add(self, ledger_id: int, callback: LacCallback) -> None:
+        """Tell a watcher about a ledger, after those that it has asked about before."""
+        self._lines.setdefault(callback, deque()).append(ledger_id)
+        self._start()
+
+    def _start(self) -> None:
+        while self._lines and self._under_way < FIRST_UPDATES_MAX:
+            callback = next(iter(self._lines))
+            line = self._lines.pop(callback)
+            ledger_id = line.popleft()
+            if line:
+                self._lines[callback] = line  # behind the other watchers
+            self._under_way += 1
+            self._spawn(self._run(ledger_id, callback))
+
+    async def _run(self, ledger_id: int, callback: LacCallback) -> None:
+        try:
+            await self._tell(ledger_id, callback)
+        finally:
+            self._under_way -= 1
+        self._start()
