@@ -6,11 +6,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from bookie.config.quantities import Size
 from bookie.config.section import DYNAMIC, Section
 
 
 class ConnectionLimits(Section):
-    """How many connections of clients one bookie keeps, in all and from one address."""
+    """How many connections of clients one bookie keeps, and how much they may leave unfinished."""
 
     connections_max: int = Field(
         default=4096,
@@ -31,6 +32,13 @@ class ConnectionLimits(Section):
         ge=0,
         description="A part of connections_max that is free for this machine and for registered"
         " bookies alone.",
+    )
+    unfinished_bytes_max: Size = Field(
+        default=256 * 1024 * 1024,
+        ge=32 * 1024 * 1024,
+        description="Bytes that arrived of messages which are incomplete or not yet read; beyond it"
+        " the largest connections are ended, and beyond a half of it those with more than 16 MiB.",
+        json_schema_extra=DYNAMIC,
     )
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ import asyncio
 import ipaddress
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ SLICE: Final = 256
 """Descriptors that are looked at before other tasks of the event loop get their turn."""
 
 _OPEN = Path("/proc/self/fd")
+_RECEIVED: Final = slice(128, 136)
+"""Where ``tcpi_bytes_received`` is in ``struct tcp_info``. Source: linux/tcp.h, since Linux 4.1."""
+
 _MAPPED: Final = "::ffff:"
 """Precedes an IPv4 address that a socket for IPv6 writes."""
 
@@ -64,6 +68,8 @@ class AcceptedConnection:
     """True if the peer is a process of this machine."""
     look: int
     """The number of the look that found it first."""
+    peer: str
+    """gRPC's name of the peer, with its port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +185,31 @@ class OwnSockets:
             if port not in self._ports:
                 return None
             # A listening socket has no peer, and raises an error.
-            peer = _plain(theirs.getpeername()[0])
+            address, peer_port = theirs.getpeername()[:2]
+            peer = _plain(address)
         except OSError:
             return None
         finally:
             theirs.detach()  # the descriptor stays open, and gRPC's
         is_local = peer == _plain(own) or ipaddress.ip_address(peer).is_loopback
-        return AcceptedConnection(descriptor, inode, peer, is_local, self._looks)
+        name = f"ipv6:[{peer}]:{peer_port}" if ":" in peer else f"ipv4:{peer}:{peer_port}"
+        return AcceptedConnection(descriptor, inode, peer, is_local, self._looks, name)
+
+    def received(self, connection: AcceptedConnection) -> int | None:
+        """Return how many bytes the connection has received so far; None if it has ended."""
+        if socket_inode(connection.descriptor) != connection.inode:
+            return None
+        try:
+            theirs = socket.socket(fileno=connection.descriptor)
+        except OSError:
+            return None
+        try:
+            info = theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
+        except OSError:
+            return None
+        finally:
+            theirs.detach()  # the descriptor stays open, and gRPC's
+        return int.from_bytes(info[_RECEIVED], sys.byteorder)
 
 
 def _plain(address: str) -> str:

@@ -32,7 +32,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
-from bookie.daemon.connections import Doorkeeper
+from bookie.daemon.connections import Doorkeeper, OwnSockets
 from bookie.daemon.descriptors import limits, require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
@@ -49,6 +49,7 @@ from bookie.daemon.registration_updater import (
 from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.daemon.systemd import ServiceManager, beat
+from bookie.daemon.unfinished import bound_unfinished
 from bookie.env import (
     Environment,
     Failpoints,
@@ -69,6 +70,7 @@ from bookie.node.start import StartedBookie, start_bookie
 from bookie.security import PemFiles
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.grpc.credentials import ServerSecurity
+from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 
 EXIT_DISK_FAILED = 74
@@ -151,11 +153,12 @@ async def _run(
     files, access = prepare_security(settings, metrics), OwnAccess(settings)
     http = HttpAccess(files, access.gatekeeper, frozenset(settings.http.open_paths.split()))
     doorkeeper = Doorkeeper(lambda: live.settings.limits, limits()[0], metrics)
+    arrivals = Arrivals()
     async with (
         until_signal() as stop_requested,
         _serve_http(settings, metrics, readiness, administration, http, doorkeeper) as http_port,
         _hold_port(settings, files, doorkeeper) as held,
-        beside(doorkeeper.works(held.port, held.plaintext_port)),
+        beside(_bounds_of_connections(live, held, doorkeeper, arrivals, metrics)),
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         watching_certificates(files, metrics),
         open_configured(settings) as store,
@@ -175,7 +178,7 @@ async def _run(
                 readiness,
                 environment.clock,
             ) as started,
-            held.serve(started.bookie, metrics, access.gatekeeper),
+            held.serve(started.bookie, metrics, access.gatekeeper, arrivals),
         ):
             updater = RegistrationUpdater(
                 started.bookie,
@@ -231,6 +234,26 @@ def _start(
         garbage=settings.garbage,
         losses=_losses(store, settings),
     )
+
+
+def _bounds_of_connections(
+    live: LiveSettings,
+    held: HeldPort,
+    doorkeeper: Doorkeeper,
+    arrivals: Arrivals,
+    metrics: Metrics,
+) -> list[Coroutine[object, object, None]]:
+    """Return tasks that bound connections by their number, and by what they leave unfinished."""
+    ports = [port for port in (held.port, held.plaintext_port) if port]
+    return [
+        *doorkeeper.works(*ports),
+        bound_unfinished(
+            OwnSockets(ports),
+            arrivals,
+            lambda: live.settings.limits.unfinished_bytes_max,
+            metrics,
+        ),
+    ]
 
 
 def _signs_of_life(

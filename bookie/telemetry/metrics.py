@@ -60,8 +60,8 @@ REPAIR_OUTCOMES = (
 )
 """The outcomes of a repair; after the first four, nothing remains to do."""
 
-CONNECTION_ENDS = ("address", "total", "http_address", "http_total")
-"""Why the bookie ended a connection: too many from its address, or too many in all."""
+CONNECTION_ENDS = ("address", "total", "unfinished", "http_address", "http_total")
+"""Why the bookie ended a connection: too many from its address or in all, or what it held."""
 
 ERROR_KINDS = (
     "conflict",
@@ -222,6 +222,10 @@ class Metrics:
         self.in_flight_read_bytes = declare.gauge(
             "in_flight_read_bytes", "Bytes reserved for reads that are not yet answered."
         )
+        self.unfinished_bytes = declare.gauge(
+            "unfinished_bytes",
+            "Bytes that arrived of messages which are incomplete or not yet read; an estimate.",
+        )
         self.ledger_states = declare.gauge("ledger_states", "Ledgers whose state is in memory.")
         self.integrity_check_needed = declare.gauge(
             "integrity_check_needed",
@@ -287,8 +291,8 @@ class Metrics:
         )
         self.connections_ended_total = declare.counter(
             "connections_ended_total",
-            "Connections that were ended because too many were open: from one address or in total;"
-            " those to the HTTP port begin with http_.",
+            "Connections that were ended because too many were open, from one address or in total,"
+            " or held too much that is unfinished; those to the HTTP port begin with http_.",
             "reason",
         )
         for reason in CONNECTION_ENDS:

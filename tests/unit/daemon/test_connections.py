@@ -54,7 +54,9 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 def connection(
     number: int, address: str, look: int = 1, *, local: bool = False
 ) -> AcceptedConnection:
-    return AcceptedConnection(number, 1000 + number, address, local, look)
+    return AcceptedConnection(
+        number, 1000 + number, address, local, look, f"ipv4:{address}:{number}"
+    )
 
 
 def ended(

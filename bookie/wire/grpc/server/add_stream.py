@@ -116,6 +116,7 @@ class AddStreamHandler(StreamHandler):
                 break
             if data is aio.EOF:
                 break
+            self.arrived.message(len(data))
             requests = self._split(data)
             self._joins = self._joins or len(requests) > 1
             await self._hold(len(data), len(requests))

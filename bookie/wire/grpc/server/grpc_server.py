@@ -30,6 +30,7 @@ from bookie.security.rates import LogDirectory, Rates
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
+from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE, BookieNode
 
@@ -93,11 +94,16 @@ class HeldPort:
 
     @contextlib.asynccontextmanager
     async def serve(
-        self, bookie: ServedNode, metrics: Metrics, gatekeeper: Gatekeeper | None = None
+        self,
+        bookie: ServedNode,
+        metrics: Metrics,
+        gatekeeper: Gatekeeper | None = None,
+        arrivals: Arrivals | None = None,
     ) -> AsyncIterator[None]:
         """Serve `bookie` while the context lasts; the end of the context releases the port.
 
-        Without a `gatekeeper`, everybody may do everything.
+        Without a `gatekeeper`, everybody may do everything. `arrivals` counts what reaches the
+        handlers.
 
         The end of the context drains the server: it accepts no new connections, and streams end
         after their owed answers. After `drain_seconds` of the settings, all calls that still run
@@ -109,7 +115,9 @@ class HeldPort:
             lambda kind: metrics.rate_limited_total.labels(kind).inc(),
             LogDirectory() if gatekeeper is None else gatekeeper.logs,
         )
-        service = BookieService(bookie, bookie.settings, metrics, gatekeeper, rates, self._settings)
+        service = BookieService(
+            bookie, bookie.settings, metrics, gatekeeper, rates, self._settings, arrivals
+        )
         self._gate.service_handlers = service.handlers()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -30,6 +30,7 @@ from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_response, parse_read_request
 from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply, refused_read
 from bookie.wire.grpc.server.add_stream import AddStreamHandler
+from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.callers import caller_of
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
@@ -83,11 +84,13 @@ class BookieService:
         gatekeeper: Gatekeeper | None = None,
         rates: Rates | None = None,
         rpc: RpcSettings | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """Without a `gatekeeper`, everybody may do everything; without `rates`, at any rate.
 
-        `rpc` bounds the time of calls.
+        `rpc` bounds the time of calls. `arrivals` counts what reaches the handlers.
         """
+        self._arrivals = arrivals or Arrivals()
         self._node = node
         self._rates = rates
         self._gatekeeper = gatekeeper
@@ -189,11 +192,14 @@ class BookieService:
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
         )  # fmt: skip
-        errors, check, permit, rate = self._errors, self._check, self._permit, self._rate
+        errors, check, permit, rate, arrived = (
+            self._errors, self._check, self._permit, self._rate, self._arrived
+        )  # fmt: skip
         ledger_of, enter, is_urgent = call.ledger_of, self._enter, rpc in URGENT
 
         async def answer(data: bytes, context: IdentifiedCall) -> bytes:
             visit: Visit | None = None
+            arrived(context, len(data))
             try:
                 check(context)
                 request = parse(data)
@@ -336,6 +342,8 @@ class BookieService:
         if not visit.shares:
             stream.is_brief = True
             soon = asyncio.get_running_loop().call_later(REFUSED_STREAM_SECONDS, stream.end)
+        stream.arrived = self._arrivals.of(context.peer())
+        stream.arrived.call(context.invocation_metadata())
         try:
             await stream.serve(context)
             visit.sends()  # the status of the call
@@ -346,6 +354,8 @@ class BookieService:
                 soon.cancel()
 
     async def _list_entries(self, data: bytes, context: IdentifiedCall) -> None:
+        self._arrived(context, len(data))
+
         async def pages(caller: Caller | None) -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
             await self._permit("ListEntries", caller, wanted[0])
@@ -363,6 +373,8 @@ class BookieService:
         )
 
     async def _list_ledgers(self, data: bytes, context: IdentifiedCall) -> None:
+        self._arrived(context, len(data))
+
         async def pages(caller: Caller | None) -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
             await self._permit("ListLedgers", caller, None)
@@ -422,6 +434,12 @@ class BookieService:
         refusal = self._errors.reply(rpc, error)
         await context.write(refuse(refusal))
         return refusal.status
+
+    def _arrived(self, context: IdentifiedCall, size: int) -> None:
+        """Count a call that came with its one message."""
+        arrived = self._arrivals.of(context.peer())
+        arrived.call(context.invocation_metadata())
+        arrived.message(size)
 
     def _check(self, context: IdentifiedCall) -> None:
         """Refuse a call that is meant for another bookie or cluster."""

@@ -16,6 +16,7 @@ import asyncio
 
 from grpc import aio
 
+from bookie.wire.grpc.server.arrivals import Arrived
 from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import CallContext
 
@@ -47,6 +48,8 @@ class StreamHandler:
         self._answered = asyncio.Event()
         """Set when an owed answer has been sent."""
         self._ended = False
+        self.arrived = Arrived()
+        """Counts the messages; whoever makes the handler sets the connection's own count."""
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and received its last answer.
@@ -84,6 +87,7 @@ class StreamHandler:
                 break
             if data is aio.EOF:
                 break
+            self.arrived.message(len(data))
             if not (self._is_urgent or self._visit.try_turn(1)):
                 await self._visit.turn(1)
             self._is_urgent = False

@@ -1,0 +1,232 @@
+"""Bytes that arrived and that no handler has taken: how they are counted, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from bookie._pb import bookie_pb2 as pb
+from bookie.config import RpcSettings, SecuritySettings
+from bookie.daemon.connections import OwnSockets
+from bookie.daemon.unfinished import LARGE_BYTES, UnfinishedCount, bound_unfinished, surplus
+from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
+from bookie.security import PemFiles, authority
+from bookie.telemetry import Metrics
+from bookie.wire.commands import ReadReply
+from bookie.wire.grpc.credentials import ServerSecurity
+from bookie.wire.grpc.server.arrivals import Arrivals
+from bookie.wire.grpc.server.grpc_server import hold_port
+from bookie.wire.interfaces import SERVICE
+from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
+from tests.unit.wire.http2_peer import DATA, Peer, connected
+
+MIB = 1024 * 1024
+PATIENCE_SECONDS = 60.0
+OPTIONS = [("grpc.max_receive_message_length", 8 * MIB)]
+GOAWAY = 7
+METADATA = ((INSTANCE_ID_METADATA_KEY, INSTANCE_ID),)
+
+
+def held(*sizes: tuple[str, int]) -> Mapping[str, int]:
+    return {peer: size * MIB for peer, size in sizes}
+
+
+A1, A2, B1, B2, C6 = "ipv4:a:1", "ipv4:a:2", "ipv4:b:1", "ipv4:b:2", "ipv6:[c::1]:6"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ended"),
+    [
+        ({}, []),
+        (held((A1, 100)), []),
+        (held((A1, 101)), [A1]),
+        # The largest one of the address that holds most.
+        (held((A1, 60), (B1, 40), (B2, 30)), [B1]),
+        (held((A1, 80), (B1, 70), (B2, 30), (C6, 90)), [B1, C6, A1]),
+        # A little each is what writers hold that are held back.
+        (held(*((f"ipv4:a:{number}", 16) for number in range(12))), []),
+        (held(*((f"ipv4:a:{number}", 16) for number in range(13))), ["ipv4:a:12"]),
+        # With one that holds much beside them, that one ends first.
+        (held((B1, 17), *((f"ipv4:a:{number}", 16) for number in range(6))), [B1]),
+        (held((B1, 17), *((f"ipv4:a:{number}", 16) for number in range(5))), []),
+    ],
+)
+def test_who_must_end(sizes: Mapping[str, int], ended: list[str]) -> None:
+    """Beyond a half of 200 MiB those that hold much, beyond all of it any."""
+    assert surplus(sizes, 200 * MIB) == ended
+    assert LARGE_BYTES == 16 * MIB
+
+
+def test_names_of_connections() -> None:
+    """gRPC quotes IPv6 addresses; what is gone is forgotten."""
+    arrivals = Arrivals()
+    quoted = arrivals.of("ipv6:%5B::1%5D:7")
+    quoted.message(1000)
+    assert arrivals.of("ipv6:[::1]:7") is arrivals.of("ipv6:%5B::1%5D:7") is quoted
+    other = arrivals.of("ipv4:1.2.3.4:5")
+    arrivals.keep({"ipv6:[::1]:7"})
+    assert arrivals.of("ipv6:%5B::1%5D:7") is arrivals.of("ipv6:[::1]:7") is quoted
+    assert arrivals.of("ipv4:1.2.3.4:5") is not other
+    arrivals.keep(set())
+    assert arrivals.of("ipv6:[::1]:7") is not quoted
+
+
+@dataclass
+class Watched:
+    """A server, and what its connections leave unfinished."""
+
+    port: int
+    sockets: OwnSockets
+    arrivals: Arrivals
+
+    def __post_init__(self) -> None:
+        self.count = UnfinishedCount(self.sockets, self.arrivals)
+
+    async def held(self) -> int:
+        """What all connections hold now."""
+        return sum((await self.count.look()).values())
+
+
+@asynccontextmanager
+async def watched(node: FakeNode, security: ServerSecurity | None = None) -> AsyncIterator[Watched]:
+    arrivals = Arrivals()
+    async with (
+        hold_port("127.0.0.1", 0, RpcSettings(drain_seconds=0.2), security=security) as held,
+        held.serve(node, Metrics(), None, arrivals),
+    ):
+        yield Watched(held.port, OwnSockets([held.port]), arrivals)
+
+
+async def begin(peer: Peer, streams: int) -> int:
+    """Begin a message of 8 MB on each of these streams; the number of bytes."""
+    size = 40_000
+    for number in range(streams):
+        stream_id = peer.open(("AddStream", "ReadStream", "Fence")[number % 3])
+        peer.frame(DATA, 0, stream_id, b"\0" + (8_000_000).to_bytes(4, "big") + bytes(11_000))
+        for _ in range(2):
+            peer.frame(DATA, 0, stream_id, bytes(14_500))
+        await peer.flush()
+    return streams * size
+
+
+async def test_messages_without_an_end_end_their_connection() -> None:
+    """Neither a stream nor a call hears of them. Others go on, and a look tells what is held."""
+    node, metrics, bound = FakeNode(), Metrics(), 100 * MIB
+    async with (
+        watched(node) as server,
+        connected(server.port) as other,
+        asyncio.TaskGroup() as tasks,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        stream_id = other.open("AddStream")
+        watching = tasks.create_task(
+            bound_unfinished(server.sockets, server.arrivals, lambda: bound, metrics)
+        )
+        value = metrics.registry.get_sample_value
+        async with connected(server.port) as peer:
+            sent = await begin(peer, 30)
+            # Each call may explain a little more than it has sent.
+            await until(lambda: value("bookie_unfinished_bytes") >= sent - 30_000)
+            assert value("bookie_unfinished_bytes") < sent + 30_000
+            assert not node.calls
+            bound = sent // 2
+            await peer.until_closed()
+        ended = "bookie_connections_ended_total"
+        await until(lambda: value(ended, {"reason": "unfinished"}) == 1)
+        await until(lambda: value("bookie_unfinished_bytes") < 10_000)
+        watching.cancel()
+        other.frame(DATA, 0, stream_id, b"\0\0\0\0\1\xff")
+        head = await other.reader.readexactly(9)
+        assert head[3] != GOAWAY
+
+
+async def test_a_port_that_is_used_again() -> None:
+    """A new connection from the port of an earlier one begins with nothing."""
+    node = FakeNode()
+    with socket.socket() as first, socket.socket() as second:
+        async with watched(node) as server, asyncio.timeout(PATIENCE_SECONDS):
+            for one in (first, second):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # A reset leaves no trace at the port.
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            first.connect(("127.0.0.1", server.port))
+            own = first.getsockname()
+            first.send(bytes(5000))
+            while await server.held() < 5000:  # noqa: ASYNC110  (the kernel tells nobody)
+                await asyncio.sleep(0.01)
+            first.close()
+            second.bind(own)
+            second.connect(("127.0.0.1", server.port))
+            second.send(bytes(100))
+            while await server.held() != 100:  # noqa: ASYNC110  (the same)
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["plaintext", "tls"])
+def security(request: pytest.FixtureRequest, tmp_path: Path) -> SecuritySettings | None:
+    """Of the server; None without TLS."""
+    if request.param == "plaintext":
+        return None
+    authority.create_authority(tmp_path / "ca")
+    authority.issue(tmp_path / "ca", "bookie", ["127.0.0.1"])
+    return SecuritySettings.model_validate(authority.settings_for(tmp_path / "ca", "bookie"))
+
+
+def channel_to(port: int, security: SecuritySettings | None) -> Any:
+    if security is None:
+        return aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+    ca, key, certificate = (
+        Path(str(name)).read_bytes()
+        for name in (security.ca_file, security.key_file, security.certificate_file)
+    )
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return aio.secure_channel(f"127.0.0.1:{port}", credentials, options=OPTIONS)
+
+
+async def test_what_is_taken_is_not_unfinished(
+    security: SecuritySettings | None,
+) -> None:
+    """Large messages, small ones, calls with large metadata, and large answers: no drift."""
+    node = FakeNode()
+    node.read_reply = ReadReply(Status.OK, "", batch_of([1_000_000]))
+    server_security = None if security is None else ServerSecurity(PemFiles(security))
+    async with (
+        watched(node, server_security) as server,
+        channel_to(server.port, security) as channel,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        found = [await server.held()]
+        adds = channel.stream_stream(f"/{SERVICE}/AddStream")(metadata=METADATA)
+        for size, count in ((1_000_000, 60), (60, 2000)):
+            for _ in range(count):
+                await adds.write(b"\xff" * size)
+                await adds.read()
+            found.append(await server.held())
+        reads = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
+        request = pb.ReadRequest(ledger_id=3, last_entry_id=9, request_id=1).SerializeToString()
+        for _ in range(60):
+            await reads.write(request)
+            assert len(await reads.read()) > 1_000_000
+        found.append(await server.held())
+        info = channel.unary_unary(f"/{SERVICE}/GetInfo")
+        for number in range(300):
+            token = f"{number}".ljust(3000, "x")
+            await info(b"", metadata=(*METADATA, ("authorization", token)))
+        found.append(await server.held())
+        listing = channel.unary_stream(f"/{SERVICE}/ListLedgers")
+        for _ in range(300):
+            _ = [page async for page in listing(b"", metadata=METADATA)]
+        found.append(await server.held())
+        assert max(found) < 20_000, found
+        adds.cancel()
+        reads.cancel()
