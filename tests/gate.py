@@ -52,6 +52,13 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/cluster_sim/test_log_sim.py": ALL,
     "tests/cluster_sim/test_cluster_sim.py": 4,
     "tests/cluster_sim/test_repair_sim.py": 11,
+    # By day messages without an end; floods and damaged requests against a server in the test's own
+    # process by `tests/unit/wire/grpc/test_abuse.py` and `test_bad_input.py`.
+    "tests/abuse/test_floods.py": ALL,
+    "tests/abuse/test_greed.py": ALL,
+    "tests/abuse/test_http_abuse.py": ALL,
+    "tests/abuse/test_refusals.py": ALL,
+    "tests/abuse/test_unfinished_messages.py": 2,
     # Tables of cases.
     "tests/explorer/test_explorer.py": 6,
     "tests/explorer/test_explored_repair.py": 8,

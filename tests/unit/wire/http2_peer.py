@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from bookie.ids import INSTANCE_ID_METADATA_KEY
@@ -16,6 +16,9 @@ END_STREAM, END_HEADERS = 1, 4
 
 class Peer:
     """One connection. It leaves the flow-control window as it was, so it takes at most 64 KiB."""
+
+    instance_id = INSTANCE_ID
+    """Of the cluster that its calls name."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -37,10 +40,10 @@ class Peer:
             (":authority", "localhost"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
-            (INSTANCE_ID_METADATA_KEY, INSTANCE_ID),
+            (INSTANCE_ID_METADATA_KEY, self.instance_id),
             *extra,
         ]
-        self.frame(HEADERS, END_HEADERS, stream_id, b"".join(_literal(*item) for item in headers))
+        self.frame(HEADERS, END_HEADERS, stream_id, header_block(headers))
         return stream_id
 
     def call(self, rpc: str, request: bytes) -> int:
@@ -78,6 +81,11 @@ async def connected(
         peer.writer.close()
         with suppress(ConnectionError):
             await peer.writer.wait_closed()
+
+
+def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
+    """The payload of a frame of headers, without compression."""
+    return b"".join(_literal(*item) for item in headers)
 
 
 def _literal(name: str, value: str) -> bytes:
