@@ -26,6 +26,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from bookie.addresses import join_address
 from bookie.config import NodeSettings
 from bookie.daemon.bookie_addresses import BookieAddresses, addresses_of
 from bookie.daemon.descriptors import connections_allowed
@@ -192,7 +193,8 @@ class OwnSockets:
         finally:
             theirs.detach()  # the descriptor stays open, and gRPC's
         is_local = peer == _plain(own) or ipaddress.ip_address(peer).is_loopback
-        name = f"ipv6:[{peer}]:{peer_port}" if ":" in peer else f"ipv4:{peer}:{peer_port}"
+        version = 6 if ":" in peer else 4
+        name = f"ipv{version}:" + join_address(peer, peer_port)
         return AcceptedConnection(descriptor, inode, peer, is_local, self._looks, name)
 
     def received(self, connection: AcceptedConnection) -> int | None:

@@ -239,4 +239,5 @@ def test_a_burst_of_connections_leaves_nothing_behind() -> None:
     ended = metrics.registry.get_sample_value(
         "bookie_connections_ended_total", {"reason": "http_address"}
     )
+    assert ended is not None
     assert burst // 4 < ended <= burst

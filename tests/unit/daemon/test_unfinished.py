@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import RpcSettings, SecuritySettings
-from bookie.daemon.connections import OwnSockets
+from bookie.daemon.connections import AcceptedConnection, OwnSockets
 from bookie.daemon.unfinished import LARGE_BYTES, UnfinishedCount, bound_unfinished, surplus
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.security import PemFiles, authority
@@ -132,7 +130,10 @@ async def test_messages_without_an_end_end_their_connection() -> None:
         watching = tasks.create_task(
             bound_unfinished(server.sockets, server.arrivals, lambda: bound, metrics)
         )
-        value = metrics.registry.get_sample_value
+
+        def value(name: str, labels: dict[str, str] | None = None) -> float:
+            return metrics.registry.get_sample_value(name, labels) or 0.0
+
         async with connected(server.port) as peer:
             sent = await begin(peer, 30)
             # Each call may explain a little more than it has sent.
@@ -150,26 +151,42 @@ async def test_messages_without_an_end_end_their_connection() -> None:
         assert head[3] != GOAWAY
 
 
+class FakeSockets(OwnSockets):
+    """Connections with the number of bytes that each has received."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.open: dict[AcceptedConnection, int] = {}
+
+    async def look(self) -> list[AcceptedConnection]:
+        return list(self.open)
+
+    def received(self, connection: AcceptedConnection) -> int | None:
+        return self.open[connection] if self.open[connection] >= 0 else None
+
+
+def accepted(inode: int, peer: str) -> AcceptedConnection:
+    return AcceptedConnection(5, inode, "a", is_local=False, look=1, peer=peer)
+
+
 async def test_a_port_that_is_used_again() -> None:
     """A new connection from the port of an earlier one begins with nothing."""
-    node = FakeNode()
-    with socket.socket() as first, socket.socket() as second:
-        async with watched(node) as server, asyncio.timeout(PATIENCE_SECONDS):
-            for one in (first, second):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # A reset leaves no trace at the port.
-            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            first.connect(("127.0.0.1", server.port))
-            own = first.getsockname()
-            first.send(bytes(5000))
-            while await server.held() < 5000:  # noqa: ASYNC110  (the kernel tells nobody)
-                await asyncio.sleep(0.01)
-            first.close()
-            second.bind(own)
-            second.connect(("127.0.0.1", server.port))
-            second.send(bytes(100))
-            while await server.held() != 100:  # noqa: ASYNC110  (the same)
-                await asyncio.sleep(0.01)
+    sockets, arrivals = FakeSockets(), Arrivals()
+    count = UnfinishedCount(sockets, arrivals)
+    sockets.open = {accepted(1, A1): 50_000, accepted(2, B1): -1}
+    arrivals.of(A1).message(10_000)
+    taken = arrivals.of(A1).taken
+    assert await count.look() == {A1: 50_000 - taken}
+    sockets.open = {accepted(1, A1): 60_000}
+    assert await count.look() == {A1: 60_000 - taken}
+    arrivals.of(A1).message(100_000)
+    assert await count.look() == {A1: 0}, "what was allowed too much helps nobody later"
+    sockets.open = {accepted(1, A1): 61_000}
+    assert await count.look() == {A1: 1000}
+    sockets.open = {accepted(3, A1): 700}
+    assert await count.look() == {A1: 700}
+    sockets.open = {}
+    assert await count.look() == {}
 
 
 @pytest.fixture(params=["plaintext", "tls"])
