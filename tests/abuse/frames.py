@@ -7,7 +7,15 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tests.unit.wire.http2_peer import DATA, PING, RST_STREAM, SETTINGS, Peer
+from tests.unit.wire.http2_peer import (
+    DATA,
+    END_STREAM,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    Peer,
+)
 
 GOAWAY, WINDOW_UPDATE, CONTINUATION = 7, 8, 9
 ACK = 1
@@ -24,6 +32,8 @@ class Answers:
     """How many frames of each kind."""
     resets: Counter[int] = field(default_factory=Counter)
     """How many streams it reset, by the code of the error."""
+    ended_calls: int = 0
+    """How many calls it ended with a status."""
     data_bytes: int = 0
     window: int = 65535
     """Bytes that may be sent on the connection."""
@@ -51,7 +61,9 @@ class Answers:
         """Note a frame of the bookie."""
         self.frames[kind] += 1
         number = int.from_bytes(payload[:4], "big")
-        if kind == DATA:
+        if kind == HEADERS:
+            self.ended_calls += bool(flags & END_STREAM)
+        elif kind == DATA:
             self.data_bytes += len(payload)
         elif kind == RST_STREAM:
             self.resets[number] += 1

@@ -165,11 +165,7 @@ class Target:
 
     @asynccontextmanager
     async def under_attack(
-        self,
-        name: str,
-        tell: Callable[[str, object], None],
-        *,
-        growth_mib_max: int = GROWTH_MIB_MAX,
+        self, name: str, tell: Callable[[str, object], None]
     ) -> AsyncIterator[Figures]:
         """Measure, let the block attack, judge, and print a line."""
         calm = time.monotonic()
@@ -205,7 +201,7 @@ class Target:
         line += "; within what is promised" if within else "; BEYOND WHAT IS PROMISED"
         tell("figures", line)
         print(line)
-        assert growth <= growth_mib_max, line
+        assert growth <= GROWTH_MIB_MAX, line
         assert figures.pages > figures.pages_failed, line
         assert rate_then >= RATE_SHARE_MIN * rate / FACTOR, line
         assert delay_then <= FACTOR * DELAY_FACTOR_MAX * max(delay, DELAY_SECONDS), line

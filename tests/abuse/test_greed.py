@@ -19,7 +19,7 @@ from bookie.entry.entry import pack_batch
 from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import WATCH_IDS_MAX
 from tests.abuse.frames import Answers, listen, message, open_windows, send_all
-from tests.abuse.target import GROWTH_MIB_MAX, MIB, Target
+from tests.abuse.target import MIB, Target
 from tests.fault.raw_calls import KEY
 from tests.unit.wire.http2_peer import DATA, END_STREAM, Peer
 
@@ -30,9 +30,6 @@ ATTACK_SECONDS = 8.0
 MESSAGE_BYTES = 8 * MIB - 64
 """What each message announces: almost as much as it may."""
 
-
-READS_MIB_MAX = 256
-"""The budget of reads in flight, which the peer may fill; it is there for that."""
 
 TINY_LEDGER = 10_001
 
@@ -107,9 +104,8 @@ async def test_huge_reads(target: Target, record_property: Tell, takes: bool) ->
     request = pb.ReadRequest(ledger_id=ledger_id, last_entry_id=31, request_id=1)
     data = request.SerializeToString()
     name = "huge reads" if takes else "huge reads that nobody takes"
-    bound = GROWTH_MIB_MAX + READS_MIB_MAX
     async with (
-        target.under_attack(name, record_property, growth_mib_max=bound) as on,
+        target.under_attack(name, record_property) as on,
         AsyncExitStack() as stack,
     ):
         every = []
