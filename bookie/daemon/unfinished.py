@@ -7,8 +7,8 @@ gigabyte. gRPC for Python has no bound for the process: it has resource quotas i
 So this module looks ten times a second how many bytes each connection has received, by the count
 of the kernel. It subtracts what handlers have taken (`Arrivals`). Beyond a bound for all
 connections together, it ends the largest connections of the address that holds most. What peers
-send between two looks exceeds the bound. A writer that is held back holds a window of bytes. So
-connections that hold little are ended late.
+send between two looks exceeds the bound. A writer that the bookie holds back fills a window with
+bytes, and more in a stall of a device. So such a stream has an allowance (`Arrived.allowance`).
 
 What is counted here is an estimate. A peer whose calls reach handlers can hide some bytes, at most
 as many as `Arrivals` allows to each call for its metadata. Calls that reach no handler of the
@@ -39,6 +39,9 @@ CONNECTION_SECONDS: Final = 0.00025
 LARGE_BYTES: Final = 16 * 1024 * 1024
 """More than a connection of a client that keeps the rules holds: windows of its streams, and the
 beginning of a message."""
+
+DRIFT_BYTES_PER_SECOND: Final = 1024
+"""More than pings and their like receive without any call; the count forgets as much."""
 
 REASON: Final = "unfinished"
 """The label of the metric `connections_ended_total`."""
@@ -103,21 +106,30 @@ class UnfinishedCount:
     Args:
         sockets: the connections.
         arrivals: what handlers have taken.
+        drift: what the count of a connection forgets, in bytes a second.
     """
 
-    def __init__(self, sockets: OwnSockets, arrivals: Arrivals) -> None:
+    def __init__(
+        self, sockets: OwnSockets, arrivals: Arrivals, drift: float = DRIFT_BYTES_PER_SECOND
+    ) -> None:
+        self._drift = drift
         self._sockets = sockets
         self._arrivals = arrivals
         self.connections: dict[str, Unfinished] = {}
         """The connections of the last look, by gRPC's name of their peers."""
+        self._looked_at = asyncio.get_running_loop().time()
 
     async def look(self) -> dict[str, int]:
-        """Return what each connection holds now.
+        """Return what each connection holds now, beyond its allowance for streams held back.
 
         Raises:
             OSError: the descriptors cannot be listed.
         """
         found: dict[str, Unfinished] = {}
+        held: dict[str, int] = {}
+        now = asyncio.get_running_loop().time()
+        drift = int(self._drift * (now - self._looked_at))
+        self._looked_at = now
         for one in await self._sockets.look():
             received = self._sockets.received(one)
             if received is None:
@@ -126,13 +138,16 @@ class UnfinishedCount:
             if known is None or known.connection != one:
                 # An earlier connection may have had the same peer.
                 known = Unfinished(one, taken=0 if known is None else known.taken)
-            taken = self._arrivals.of(one.peer).taken
-            known.held = max(0, known.held + received - known.received - taken + known.taken)
+            arrived = self._arrivals.of(one.peer)
+            taken = arrived.taken
+            more = received - known.received - taken + known.taken
+            known.held = max(0, known.held + more - drift)
             known.received, known.taken = received, taken
             found[one.peer] = known
+            held[one.peer] = max(0, known.held - arrived.allowance)
         self.connections = found
         self._arrivals.keep(found.keys())
-        return {peer: one.held for peer, one in found.items()}
+        return held
 
     def end(self, peers: Iterable[str]) -> list[str]:
         """End connections; return those that had not ended already."""

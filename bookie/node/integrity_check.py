@@ -170,7 +170,7 @@ class IntegrityCheck:
         self._lacking: list[int] = []
         """Ledgers with missing entries at the last check, up to `LACKING_MAX`."""
         self._missing_entries = 0
-        self._damage: frozenset[tuple[int, int]] = frozenset()
+        self._damage: frozenset[tuple[int, int, int]] = frozenset()
         """The scrubber's findings at the start of the last check."""
         self._read: set[int] = set()
         """Ledgers whose entries were all read and correct since the newest finding.
@@ -406,7 +406,7 @@ class IntegrityCheck:
             await self._engine.checkpoint()  # the scrubber looks at the index alone
             await self._scrubber.settle()
 
-    async def _is_spare(self, damage: frozenset[tuple[int, int]]) -> bool:
+    async def _is_spare(self, damage: frozenset[tuple[int, int, int]]) -> bool:
         """True if no metadata asks this bookie for an entry in a damaged place.
 
         Other entries may stay in damaged places for ever: entries behind the end of a closed
@@ -423,6 +423,7 @@ class IntegrityCheck:
                 if not metadata.is_closed:
                     return False
                 if any(one.holds_any(ids) for one in holdings(metadata, self._bookie_id)):
+                    self._read.discard(ledger_id)  # it may have become this bookie's duty since
                     return False
         except (CorruptionError, FormatError, NoSuchLedgerError):
             return False

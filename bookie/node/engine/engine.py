@@ -387,8 +387,8 @@ class Engine:
         return self.verdict != INTEGRITY_SOUND
 
     @property
-    def damage(self) -> frozenset[tuple[int, int]]:
-        return frozenset(self.scrubber.findings)
+    def damage(self) -> frozenset[tuple[int, int, int]]:
+        return self.scrubber.damage
 
     def durable_values(self, prefix: bytes) -> DurableValues:
         """Return the durable values of one part of the bookie; no other part uses `prefix`."""

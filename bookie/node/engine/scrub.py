@@ -137,6 +137,12 @@ class Scrubber:
             if len(key) == _DAMAGE_KEY.size
         }
 
+    @property
+    def damage(self) -> frozenset[tuple[int, int, int]]:
+        """The damaged places: file, offset and end; the end is 0 if it is not known."""
+        spans = self._spans
+        return frozenset((*key, spans[key].end if key in spans else 0) for key in self.findings)
+
     # --- for operators -------------------------------------------------------------------
 
     def start(self) -> None:
@@ -349,8 +355,8 @@ class Scrubber:
         """Report the new damage of a step, count its bytes, and pause to limit the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
-        self._spans |= {item.key: item for item in step.findings if item.end}
         new = [item for item in step.findings if self._is_new(item)]
+        self._spans |= {item.key: item for item in step.findings if item.end}
         alive = await self._with_entries(new)
         self._without_entries |= {item.key: item.end for item in new if item.key not in alive}
         for finding in new:
@@ -360,8 +366,12 @@ class Scrubber:
 
     def _is_new(self, finding: Finding) -> bool:
         key = finding.key
+        known = self._spans.get(key)
+        # The damage may have grown. What a former process found has no known end until it is read
+        # again.
+        is_known = key in self.findings and (known is None or finding.end <= known.end)
+        is_known = is_known or finding.end <= self._without_entries.get(key, -1)
         # A missing file was removed, not damaged.
-        is_known = key in self.findings or finding.end <= self._without_entries.get(key, -1)
         return not is_known and self._is_there(finding.file)
 
     async def settle(self) -> None:

@@ -22,7 +22,7 @@ from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadReply
 from bookie.wire.grpc.credentials import ServerSecurity
-from bookie.wire.grpc.server.arrivals import Arrivals
+from bookie.wire.grpc.server.arrivals import HELD_BACK_BYTES, Arrivals
 from bookie.wire.grpc.server.grpc_server import hold_port
 from bookie.wire.interfaces import SERVICE
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
@@ -73,10 +73,22 @@ def test_names_of_connections() -> None:
     assert arrivals.of("ipv6:[::1]:7") is arrivals.of("ipv6:%5B::1%5D:7") is quoted
     other = arrivals.of("ipv4:1.2.3.4:5")
     arrivals.keep({"ipv6:[::1]:7"})
+    assert arrivals.of("ipv4:1.2.3.4:5") is other, "it began during the look"
+    arrivals.keep({"ipv6:[::1]:7"})
     assert arrivals.of("ipv6:%5B::1%5D:7") is arrivals.of("ipv6:[::1]:7") is quoted
     assert arrivals.of("ipv4:1.2.3.4:5") is not other
     arrivals.keep(set())
     assert arrivals.of("ipv6:[::1]:7") is not quoted
+
+
+def test_a_stream_that_is_held_back_has_an_allowance() -> None:
+    """Its client goes on sending until the window is full, and no further."""
+    arrived = Arrivals().of("ipv4:1.2.3.4:5")
+    assert arrived.allowance == 0
+    arrived.busy.add("a stream")
+    assert arrived.allowance == HELD_BACK_BYTES
+    arrived.busy |= {"another", "a third"}
+    assert arrived.allowance == 2 * HELD_BACK_BYTES, "a peer could have any number of them"
 
 
 @dataclass
@@ -88,7 +100,7 @@ class Watched:
     arrivals: Arrivals
 
     def __post_init__(self) -> None:
-        self.count = UnfinishedCount(self.sockets, self.arrivals)
+        self.count = UnfinishedCount(self.sockets, self.arrivals, drift=0)
 
     async def held(self) -> int:
         """What all connections hold now."""
@@ -172,7 +184,7 @@ def accepted(inode: int, peer: str) -> AcceptedConnection:
 async def test_a_port_that_is_used_again() -> None:
     """A new connection from the port of an earlier one begins with nothing."""
     sockets, arrivals = FakeSockets(), Arrivals()
-    count = UnfinishedCount(sockets, arrivals)
+    count = UnfinishedCount(sockets, arrivals, drift=0)
     sockets.open = {accepted(1, A1): 50_000, accepted(2, B1): -1}
     arrivals.of(A1).message(10_000)
     taken = arrivals.of(A1).taken

@@ -160,3 +160,22 @@ async def test_damage_in_what_was_verified_counts(machine: Machine, store: Metad
         assert not await one.check._is_spare(one.engine.damage)
         await add(one.bookie, 1, [4], recovery=True)
         assert (await one.check.check()).whole
+
+
+async def test_damage_that_grows_is_told_again(machine: Machine, store: MetadataStore) -> None:
+    """Its beginning is known, and was spare."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b2",), last=9))
+    await manager.create(metadata(2, CLOSED, ("b1",), last=9))
+    async with started(machine, store) as one:
+        for ledger_id in (1, 2):
+            await add(one.bookie, ledger_id, range(10))
+        await one.engine.checkpoint()
+        flip(machine, b"1/4/0:")
+        assert await scrub(one) == 1
+        assert (await one.check.check()).whole
+        flip(machine, b"2/4/0:")
+        await scrub(one)
+        assert needs_check(machine) == 1
+        report = await one.check.check()
+        assert (report.unreadable_entries, report.whole) == (1, False)

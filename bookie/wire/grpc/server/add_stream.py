@@ -108,7 +108,7 @@ class AddStreamHandler(StreamHandler):
 
         This is one coroutine, because each extra call would slow down every add of one entry.
         """
-        pending = self._pending
+        pending, busy = self._pending, self.arrived.busy
         while not self._ended:
             try:
                 data = await context.read()
@@ -117,6 +117,7 @@ class AddStreamHandler(StreamHandler):
             if data is aio.EOF:
                 break
             self.arrived.message(len(data))
+            busy.add(self)
             requests = self._split(data)
             self._joins = self._joins or len(requests) > 1
             await self._hold(len(data), len(requests))
@@ -130,6 +131,7 @@ class AddStreamHandler(StreamHandler):
             if len(pending) == 1:
                 # A single add reaches the journal's thread before the next message is handled.
                 await asyncio.sleep(0)
+            busy.discard(self)
             if self.is_brief:
                 break
         self.end()

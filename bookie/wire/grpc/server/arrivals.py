@@ -22,14 +22,28 @@ PARTS: Final = 64
 """Of a large message one in so many bytes more is heads of frames and of TLS records."""
 
 
+HELD_BACK_BYTES: Final = 12 * 1024 * 1024
+"""What a stream may leave unread while the bookie holds it back: a window and a message."""
+
+HELD_BACK_MAX: Final = 2
+"""The most streams of a connection that count as held back. Our client has one or two."""
+
+
 class Arrived:
     """What has reached the handlers of one connection's calls."""
 
-    __slots__ = ("taken",)
+    __slots__ = ("busy", "taken")
 
     def __init__(self) -> None:
         self.taken = 0
         """Bytes of messages, and at least the other bytes that came with them."""
+        self.busy: set[object] = set()
+        """Streams that have a message in work, and so read no further one."""
+
+    @property
+    def allowance(self) -> int:
+        """The bytes that the connection may hold because the bookie reads nothing from it."""
+        return HELD_BACK_BYTES * min(len(self.busy), HELD_BACK_MAX)
 
     def message(self, size: int) -> None:
         """Count a message."""
@@ -45,6 +59,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._connections: dict[str, Arrived] = {}
+        self._old: set[str] = set()
+        """Connections that were there at the last `keep`."""
 
     def of(self, peer: str) -> Arrived:
         """Return the count of a connection, named as gRPC names its peer."""
@@ -57,6 +73,11 @@ class Arrivals:
         return found
 
     def keep(self, peers: AbstractSet[str]) -> None:
-        """Forget all connections but these."""
-        for peer in [one for one in self._connections if unquote(one) not in peers]:
-            del self._connections[peer]
+        """Forget all connections but these, and but those that are new since the last call.
+
+        A connection may begin while a look at all connections is under way, and be missing in it.
+        """
+        for peer in self._old:
+            if unquote(peer) not in peers:
+                del self._connections[peer]
+        self._old = set(self._connections)

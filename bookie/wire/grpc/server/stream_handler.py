@@ -71,6 +71,7 @@ class StreamHandler:
                     reader.cancel()
                     self._stop()
         finally:
+            self.arrived.busy.discard(self)
             self._forget()
 
     def end(self) -> None:
@@ -88,6 +89,7 @@ class StreamHandler:
             if data is aio.EOF:
                 break
             self.arrived.message(len(data))
+            self.arrived.busy.add(self)
             if not (self._is_urgent or self._visit.try_turn(1)):
                 await self._visit.turn(1)
             self._is_urgent = False
@@ -95,6 +97,7 @@ class StreamHandler:
             while self._is_full:
                 self._answered.clear()
                 await self._answered.wait()
+            self.arrived.busy.discard(self)
             if self.is_brief:
                 break
         self.end()
