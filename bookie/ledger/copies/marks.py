@@ -99,6 +99,14 @@ class RepairLock:
         )
 
 
+LATE_SECONDS_MAX = 600.0
+"""The longest time after which an unanswered write may take effect.
+
+A stopped process may hold the lock of a store in a directory. The write of another process then
+waits, though its caller has given up, and takes effect when the stopped process goes on.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A lock that this worker has, or a lock *in doubt*, which this worker may have."""
@@ -111,6 +119,8 @@ class _Held:
     """Version of the lock itself; `NOT_EXISTS` while the lock is in doubt."""
     may_have_ended: bool = False
     """True if a deletion of lock and mark was sent, but not answered."""
+    doubted_at: float = 0.0
+    """For a lock in doubt: the time of the monotonic clock at which the doubt began."""
 
     def is_taken_as(self, lock: RepairLock | None) -> bool:
         """True if `lock` is None, if this lock has its version, or if this lock is in doubt."""
@@ -305,7 +315,7 @@ class UnderreplicationManager:
                 if await self._own_lock(ledger_id, held) is not None:
                     return False  # another task of this worker has it
                 held = None  # it ended with a former session
-            held = held or _Held(secrets.token_hex(8), None)
+            held = held or _Held(secrets.token_hex(8), None, doubted_at=self._clock.monotonic())
             return await self._lock(ledger_id, held, is_marked=is_marked)
 
     async def _lock(self, ledger_id: int, held: _Held, *, is_marked: bool | None) -> bool:
@@ -422,10 +432,20 @@ class UnderreplicationManager:
         if lock is not None:
             with suppress(BadVersionError, NoSuchKeyError):
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
+        elif self._may_come(held):
+            return  # the next call looks again
         del self._held[ledger_id]
+
+    def _may_come(self, held: _Held) -> bool:
+        """True if an unanswered write may still create a lock in doubt."""
+        is_young = self._clock.monotonic() - held.doubted_at < LATE_SECONDS_MAX
+        return held.mark_version is None and is_young
 
     async def give_back_doubtful(self) -> None:
         """Give back the locks in doubt: this worker may have them, and no task relies on them.
+
+        A lock that is not there stays in doubt for `LATE_SECONDS_MAX`, because its write may come
+        after this call.
 
         If no lock is in doubt, this call sends nothing to the store. An outage may prevent a worker
         from giving a lock back. Then other workers can lock the ledger after this call.
@@ -446,7 +466,9 @@ class UnderreplicationManager:
     def _doubt(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         held = self._held.get(ledger_id)
         if held is not None and held.is_taken_as(lock):
-            self._held[ledger_id] = _Held(held.token, None)
+            is_new = held.mark_version is not None
+            doubted_at = self._clock.monotonic() if is_new else held.doubted_at
+            self._held[ledger_id] = _Held(held.token, None, doubted_at=doubted_at)
 
     async def worker_of(self, ledger_id: int) -> str | None:
         """Return the worker that repairs a ledger, or None.
