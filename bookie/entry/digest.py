@@ -191,8 +191,9 @@ def digest_of_key(ledger_key: bytes) -> bytes:
 def key_tag(ledger_key: bytes) -> bytes:
     """Return the first 8 bytes of `digest_of_key`: a tag that does not reveal the key.
 
-    The tag distinguishes a ledger from an earlier ledger with the same id. Bookies put the tag into
-    answers to requests without a key. The tag is empty for the empty key.
+    The tag distinguishes a ledger from an earlier ledger with the same id. WatchLac and ListLedgers
+    carry no ledger key, so a bookie's answers to them contain the tag. The tag is empty for the
+    empty key.
     """
     return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
 

@@ -1,10 +1,10 @@
 """Copy a whole store into a file of lines and back, or into another store.
 
 A copy leaves out records that belong to a session (registrations, locks), because the copies would
-outlive their owner. A copy writes the records of the top level last. These records contain the
-cluster's identity, so an incomplete copy does not look like a cluster. Repeat a copy that was
-interrupted: a record that exists in the target with the same value stays. A record that exists with
-another value stays, too, and is an error.
+outlive their owner. A copy writes the records of the top level last, because they contain the
+cluster's identity. An interrupted copy lacks the identity, so nobody takes it for a cluster. Repeat
+a copy that was interrupted: a record that exists in the target with the same value stays. A record
+that exists with another value stays, too, and is an error.
 
 **Sequential numbers** begin anew in the target. Queued items would have higher numbers than items
 that are added later, so a store with queued items is not copied.

@@ -105,7 +105,7 @@ class EtcdGrant(NamedTuple):
 
 
 def etcd_grants(scope: str, kind: Kind) -> list[EtcdGrant]:
-    """Return the grants of the role of a kind, for a scope like ``/bookies``.
+    """Return the rights that the etcd role of this kind needs, in a scope like ``/bookies``.
 
     Keys that the store itself needs for writes sort between ``/bookies/`` and ``/bookies/!``.
     """

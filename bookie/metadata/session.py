@@ -105,7 +105,7 @@ class Tick:
 class Answered:
     """A request that keeps the session alive, for example a probe, was answered.
 
-    A read on etcd does not count, because etcd answers reads even after the session's end.
+    A read on etcd is not such a request, because etcd answers reads even after the session's end.
     """
 
     sent_at: float

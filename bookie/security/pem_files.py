@@ -230,7 +230,7 @@ def _unusable(name: str, path: str, error: OSError, fault: str = "") -> Configur
 
 
 def _is_about_content(error: ConfigurationError) -> bool:
-    """True if the files were read, so that only another content can be used."""
+    """True if the files were read, but their content cannot be used until it changes."""
     return isinstance(error.__cause__, ssl.SSLError | ValueError)
 
 

@@ -102,7 +102,10 @@ class Pump(Generic[T]):
 
     @property
     def waiting(self) -> deque[T]:
-        """The items that are not taken. Use this in the thread of the loop, which adds items."""
+        """A copy of the items that wait for a caller of `next`.
+
+        Use this in the thread of the loop, which adds items.
+        """
         return self._items.copy()
 
     def _cancel_task(self) -> None:

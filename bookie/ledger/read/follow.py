@@ -132,9 +132,11 @@ class Follower:
             await asyncio.wait([self._watcher])
 
     async def advance(self, last_add_confirmed: int) -> int:
-        """Wait for news, then return the proven LAC; the call may also update `found`.
+        """Wait for news of the ledger, then return the proven LAC.
 
-        The call may return without news. The returned LAC is never below `last_add_confirmed`.
+        News is a hint of a higher LAC, or newer metadata. `found` already holds the newer metadata
+        when the call returns. The call may return without news. The returned LAC is never below
+        `last_add_confirmed`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.

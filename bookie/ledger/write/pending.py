@@ -51,7 +51,10 @@ class WriterLimits:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """A batch from its append until its bytes are released, or until it is synced."""
+    """The state of one batch, without its payload, from its append until its release.
+
+    With deferred sync, the state is also kept until the batch is synced.
+    """
 
     number: int
     last_entry_id: int

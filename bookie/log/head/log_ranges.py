@@ -58,7 +58,7 @@ class LedgerRun:
 def runs_from(
     ranges: Iterable[LogRange], offset: int, before: int | None = None
 ) -> list[LedgerRun]:
-    """Return the runs of `ranges` from `offset` on, up to but not including `before`.
+    """Return the entries of `ranges` from `offset` to before `before` as `LedgerRun` objects.
 
     Neighbouring ranges that continue the same ledger become one run. The list ends before the first
     range whose offset is unknown.

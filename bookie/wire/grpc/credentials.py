@@ -38,7 +38,10 @@ RENEWAL_SECONDS: Final = 0.5
 
 
 class ServerSecurity:
-    """The credentials of a bookie's gRPC server; they follow the files."""
+    """The credentials of a bookie's gRPC server, made from the files of ``[security]``.
+
+    Each handshake uses the content that `PemFiles` took last.
+    """
 
     def __init__(self, files: PemFiles) -> None:
         self._files = files
