@@ -77,7 +77,7 @@ class BookKeeper(ClusterConnection):
     ) -> WriterHandle:
         """Create a ledger and return its writer; the ledger never gets another writer.
 
-        Await the call, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
+        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
         at the end of the block.
 
         Args:
@@ -119,7 +119,7 @@ class BookKeeper(ClusterConnection):
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
         """Become the writer of a ledger that another client created but did not write to.
 
-        Await the call, or enter it, as with `create_ledger`.
+        Await it, or enter it, as with `create_ledger`.
 
         A ledger that can be claimed has the key `UNCLAIMED` in its custom metadata, and no entry.
         If several clients claim the ledger at once, only one succeeds, because a compare-and-set
@@ -248,7 +248,7 @@ class BookKeeper(ClusterConnection):
     ) -> LogWriter:
         """Become the owner of a log and return its writer; the former owner gets LogTakenOverError.
 
-        Await the call, or enter it: ``async with bk.open_log("orders") as log`` closes the log at
+        Await it, or enter it: ``async with bk.open_log("orders") as log`` closes the log at
         the end of the block.
 
         Args:

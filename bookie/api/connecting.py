@@ -30,6 +30,7 @@ class ClientOptions(TypedDict, total=False):
     batch_bytes_max: int | str
     tail_refresh_seconds: float
     digest_least: DigestName
+    rate_patience_seconds: float
     # Of the section [security].
     ca_file: str | Path
     certificate_file: str | Path

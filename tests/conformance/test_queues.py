@@ -111,6 +111,7 @@ async def test_a_new_item_wakes_the_first_in_line_only(new_client: NewClient) ->
         before = [client.store.reads for client in takers]
         await Queue(putter.participant, "/queue").put(b"1")
         await until(tasks[0].done)
+        await until(lambda: takers[1].store.reads > before[1])
         await settle()
         woken = [i for i, client in enumerate(takers) if client.store.reads > before[i]]
         # The first took the item, and let the second one come forward.
