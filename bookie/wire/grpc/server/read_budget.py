@@ -15,6 +15,7 @@ from bookie.env.budget import ByteBudget
 from bookie.errors import TooManyRequestsError
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.grpc.server.shares import RETRY_SECONDS
 from bookie.wire.grpc.server.visits import Visit
 
 READ_OVERHEAD_BYTES: Final = 4096
@@ -54,7 +55,9 @@ class ReadBudget:
         visit.read(charge, is_urgent=command.fence)
         if not self._bytes.try_take(charge, self._fencing_bytes if command.fence else 0):
             visit.end_read(charge)
-            raise TooManyRequestsError("the bookie is answering as many reads as it may")
+            raise TooManyRequestsError(
+                "the bookie is answering as many reads as it may", retry_after_seconds=RETRY_SECONDS
+            )
         return Charge(self._bytes, charge, visit)
 
 

@@ -8,7 +8,7 @@ A call takes bytes, streams and watches from both of its shares (`Visit`). Share
 are forgotten.
 
 Adds over a share wait, so flow control slows their client down; everything else over a share is
-refused. What recovery needs may take a quarter more.
+refused, and may come back soon. What recovery needs may take a quarter more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ CONNECTION, IDENTITY = "connection", "identity"
 
 ADDS, READS, CALLS, STREAMS, WATCHES = "adds", "reads", "calls", "streams", "watches"
 """What shares bound, as the metric `share_exceeded_total` names it."""
+
+RETRY_SECONDS: Final = 0.2
+"""When a refused peer is to come back; much of a share is free again within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,10 @@ class Shares:
         """Count that a share was exceeded; return the error that says so."""
         holder = share.bounds.holder
         self._exceeded[holder, of]()
-        return TooManyRequestsError(f"this {holder} has as many {of} at this bookie as it may")
+        return TooManyRequestsError(
+            f"this {holder} has as many {of} at this bookie as it may",
+            retry_after_seconds=RETRY_SECONDS,
+        )
 
     def forget_if_empty(self, both: tuple[Share, ...]) -> None:
         """Forget those shares of a call that hold nothing."""

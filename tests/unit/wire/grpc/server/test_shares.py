@@ -243,6 +243,7 @@ async def test_reads_over_a_share_are_refused_and_those_of_others_are_not(
         refused = await read(one(1, 100_000), timeout=60)
         assert refused.status is Status.TOO_MANY_REQUESTS
         assert refused.message == f"this {holder} has as many reads at this bookie as it may"
+        assert refused.retry_after_ms == 200
         assert at.exceeded(holder, "reads") == 1
         async with connected(at.port, source=OTHER) as peer:
             peer.call("Read", encode_read_request(one(2, 100_000)))
@@ -292,6 +293,7 @@ async def test_reads_that_the_whole_has_no_room_for_return_their_share() -> None
             for read in (at.channel.read, at.channel.read_entry):
                 refused = await read(one(1, 100_000), timeout=60)
                 assert refused.message == "the bookie is answering as many reads as it may"
+                assert refused.retry_after_ms == 200
         at.node.reading.set()
         await at.nothing_is_held()
 
@@ -321,6 +323,7 @@ async def test_streams_of_a_connection_are_bounded() -> None:
         answer = pb.AddResponse.FromString(await opened[2].read())
         assert (answer.status, answer.request_id) == (pb.STATUS_TOO_MANY_REQUESTS, 5)
         assert answer.message == "this connection has as many streams at this bookie as it may"
+        assert answer.retry_after_ms == 200
         assert await opened[2].read() is aio.EOF
         await opened[3].write(encode_streamed_read(6, one(0)))
         reply = pb.ReadResponse.FromString(await opened[3].read())
@@ -364,6 +367,7 @@ async def test_calls_of_an_identity_are_bounded_over_all_its_connections() -> No
         refused = await at.channel.read(one(1), timeout=60)
         assert refused.status is Status.TOO_MANY_REQUESTS
         assert refused.message == "this identity has as many calls at this bookie as it may"
+        assert refused.retry_after_ms == 200
         assert at.exceeded("identity", "calls") == 1
         assert (await at.channel.fence(7, b"", timeout=60)).status is Status.OK
         async with connected(at.port, source=OTHER) as peer:
