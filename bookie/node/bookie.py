@@ -314,7 +314,7 @@ class Bookie:
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Call `callback` with the ledger's state now and at each change, until `watches.remove`.
+        """Call `callback` with the ledger's state now and at each change, until `end_watch`.
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
@@ -329,6 +329,11 @@ class Bookie:
         # Register before reading the state: no update is missed, but one may come twice.
         self.watches.add(ledger_id, callback)
         self._first_updates.add(ledger_id, callback)
+
+    def end_watch(self, ledger_id: int, callback: LacCallback) -> None:
+        """Call `callback` no more for a ledger."""
+        self.watches.remove(ledger_id, callback)
+        self._first_updates.remove(ledger_id, callback)
 
     async def _first_update(self, ledger_id: int, callback: LacCallback) -> None:
         if self._closing or not self.watches.has(ledger_id, callback):
@@ -472,11 +477,11 @@ class LacWatcher:
     def unsubscribe(self, ledger_id: int) -> None:
         if ledger_id in self._ledger_ids:
             self._ledger_ids.remove(ledger_id)
-            self._bookie.watches.remove(ledger_id, self._callback)
+            self._bookie.end_watch(ledger_id, self._callback)
 
     def close(self) -> None:
         for ledger_id in sorted(self._ledger_ids):
-            self._bookie.watches.remove(ledger_id, self._callback)
+            self._bookie.end_watch(ledger_id, self._callback)
         self._ledger_ids.clear()
 
 

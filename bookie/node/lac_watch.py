@@ -7,7 +7,6 @@ of ledgers, and all reads of the bookie wait in the same line.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -89,20 +88,33 @@ class FirstUpdates:
     ) -> None:
         self._tell = tell
         self._spawn = spawn
-        self._lines: dict[LacCallback, deque[int]] = {}
-        """Ledgers of which a watcher is to be told; the first watcher is the next one."""
+        self._lines: dict[LacCallback, dict[int, None]] = {}
+        """Ledgers of which a watcher is to be told, in order; the first watcher is the next one."""
         self._under_way = 0
+
+    def __len__(self) -> int:
+        """Return the number of updates that wait."""
+        return sum(map(len, self._lines.values()))
 
     def add(self, ledger_id: int, callback: LacCallback) -> None:
         """Tell a watcher about a ledger, after those that it has asked about before."""
-        self._lines.setdefault(callback, deque()).append(ledger_id)
+        self._lines.setdefault(callback, {})[ledger_id] = None
         self._start()
+
+    def remove(self, ledger_id: int, callback: LacCallback) -> None:
+        """Forget an update that waits; whoever is not told must not fill the memory."""
+        line = self._lines.get(callback)
+        if line is not None:
+            line.pop(ledger_id, None)
+            if not line:
+                del self._lines[callback]
 
     def _start(self) -> None:
         while self._lines and self._under_way < FIRST_UPDATES_MAX:
             callback = next(iter(self._lines))
             line = self._lines.pop(callback)
-            ledger_id = line.popleft()
+            ledger_id = next(iter(line))
+            del line[ledger_id]
             if line:
                 self._lines[callback] = line  # behind the other watchers
             self._under_way += 1

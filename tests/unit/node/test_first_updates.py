@@ -64,3 +64,30 @@ async def test_what_fails_gives_its_place_back() -> None:
     updates.add(FIRST_UPDATES_MAX, modest)
     await tasks[-1]
     assert len(tasks) == FIRST_UPDATES_MAX + 1
+
+
+async def test_what_is_no_longer_watched_is_forgotten() -> None:
+    """Subscribed again and again, a ledger waits once; the others keep their order."""
+    told: list[tuple[object, int]] = []
+    slow = asyncio.Event()
+
+    async def tell(ledger_id: int, callback: object) -> None:
+        told.append((callback, ledger_id))
+        await slow.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        updates = FirstUpdates(tell, tasks.create_task)
+        for ledger_id in range(FIRST_UPDATES_MAX):
+            updates.add(ledger_id, greedy)
+        updates.remove(0, greedy)  # under way, so there is nothing to forget
+        for _ in range(1000):
+            for ledger_id in (101, 102, 103, 102):
+                updates.add(ledger_id, greedy)
+            updates.remove(101, greedy)
+            updates.remove(101, greedy)
+            updates.add(104, modest)
+            updates.remove(104, modest)
+        assert len(updates) == 2
+        slow.set()
+    assert told[FIRST_UPDATES_MAX:] == [(greedy, 102), (greedy, 103)]
+    assert len(updates) == 0

@@ -11,6 +11,7 @@ from bookie.config import NodeSettings
 from bookie.entry.entry import pack_lac
 from bookie.errors import BadRequestError, ShuttingDownError
 from bookie.ids import NO_ENTRY, Status
+from bookie.node.lac_watch import FIRST_UPDATES_MAX
 from bookie.wire.commands import LacState
 from tests.unit.node.engine.machine import DIGESTER, KEY, Machine, batch, until
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
@@ -165,6 +166,20 @@ async def test_who_unsubscribed_hears_nothing(room: Room) -> None:
     await add(room.bookie, 7, [2], lac=1)
     assert other.of(7)[-1] == (0, False)
     assert room.machine.metrics.lac_watches._value.get() == 0
+
+
+async def test_first_updates_that_wait_are_forgotten_with_their_watches(room: Room) -> None:
+    """By the end of a subscription, and by the end of the watcher."""
+    watcher, waiting = room.bookie.watch(Heard()), room.bookie._first_updates
+    for _ in range(3):
+        for ledger_id in range(FIRST_UPDATES_MAX + 10):
+            watcher.subscribe(ledger_id)
+        assert len(waiting) >= 10
+        for ledger_id in range(FIRST_UPDATES_MAX + 5):
+            watcher.unsubscribe(ledger_id)
+        assert len(waiting) == 5
+        watcher.close()
+        assert len(waiting) == 0
 
 
 async def test_watches_are_bounded(tmp_path: Path) -> None:
