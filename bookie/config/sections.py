@@ -324,7 +324,7 @@ class NodeSettings(ConnectionLimits):
         " connection for adds and one for all else.",
     )
     identity_calls_max: int = Field(
-        default=4096,
+        default=16384,
         ge=1,
         description="Calls of one identity at a time, streams included; fences may be a quarter"
         " more. A client opens about four streams to a bookie, for all of its ledgers.",

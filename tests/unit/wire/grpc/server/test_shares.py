@@ -380,6 +380,19 @@ async def test_calls_of_an_identity_are_bounded_over_all_its_connections() -> No
             await channel.close()
 
 
+async def test_thousands_of_processes_may_have_one_name() -> None:
+    """By default: each has four streams to a bookie."""
+    reception = Reception(NodeSettings(), RpcSettings(), Metrics())
+    visits = [
+        reception.enter(f"ipv4:10.0.0.1:{process}", is_stream=True)
+        for process in range(4000)
+        for _ in range(4)
+    ]
+    for visit in visits:
+        visit.leave()
+    assert len(reception.shares) == 0
+
+
 @pytest.mark.parametrize("holder", ["connection", "identity"])
 async def test_watches_are_bounded_and_come_back(holder: str) -> None:
     """By the end of a subscription, and by the end of the stream."""
