@@ -10,7 +10,6 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
-from bookie.env import SystemClock
 from bookie.errors import (
     BadRequestError,
     FormatError,
@@ -20,26 +19,14 @@ from bookie.errors import (
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import (
     CHECKS,
-    LATE_SECONDS_MAX,
     UnderreplicationManager,
 )
-from bookie.ledger.underreplicated import encode_lock
 from bookie.metadata import json_record
-from bookie.metadata.model import NOT_EXISTS, Change, Operation, Stat
+from bookie.metadata.model import Change, Operation, Stat
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import next_item
-
-
-class LaterClock(SystemClock):
-    """It may go forward at once."""
-
-    later_seconds = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.later_seconds
-
 
 MARKED = [3, 7, 2**33, 2**62]
 _MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4))
@@ -477,30 +464,6 @@ async def test_locks_in_doubt_are_given_back_and_others_stay(backend: Backend) -
     assert await manager.mark_replicated(8)
     assert not await second.acquire(5, needs_mark=False)
     assert await second.mark_replicated(9)
-
-
-async def test_a_lock_that_comes_late_is_given_back(store: MetadataStore) -> None:
-    """Its write took effect after its worker had given up, and had looked for it."""
-    faulty, clock = FaultyStore(store), LaterClock()
-    manager = UnderreplicationManager(faulty, "b1", clock)
-    await manager.mark(7, ["b1"])
-    faulty.lost_requests = 1
-    with pytest.raises(MetadataUnavailableError):
-        await manager.acquire(7)
-    await manager.give_back_doubtful()
-    key = f"{keys.REPAIR_LOCKS}/{7:019}"
-    late = encode_lock("b1", manager._held[7].token)
-    await store.put(key, late, version=NOT_EXISTS, ephemeral=True)
-    await manager.give_back_doubtful()
-    assert await store.get(key) is None
-    faulty.lost_requests = 1
-    with pytest.raises(MetadataUnavailableError):
-        await manager.acquire(7)
-    clock.later_seconds = LATE_SECONDS_MAX
-    await manager.give_back_doubtful()
-    reads = faulty.reads
-    await manager.give_back_doubtful()
-    assert faulty.reads == reads, "nothing is in doubt for ever"
 
 
 async def test_a_lock_in_doubt_that_cannot_be_read_is_not_ours(store: MetadataStore) -> None:
