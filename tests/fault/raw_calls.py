@@ -23,6 +23,7 @@ from bookie.entry.entry import pack_batch, pack_lac
 from bookie.ids import INSTANCE_ID_METADATA_KEY
 from bookie.wire.interfaces import SERVICE
 
+ATTEMPTS_MAX = 20
 ANSWER_SECONDS_MAX = 60.0
 """An answer comes at once; what hangs takes longer than this, even on a busy machine."""
 
@@ -83,10 +84,21 @@ class RawBookie:
             call.cancel()
 
     async def streamed(self, method: str, request: Message, answer: Any) -> Any:
-        """Send one request in a stream of its own; the first answer."""
-        async with self.stream(method, type(request), answer) as call:
-            await call.write(request)
-            return await call.read()
+        """Send one request in a stream of its own; the first answer.
+
+        A bookie that refuses a whole stream ends it, perhaps before the request is sent. gRPC then
+        reports an internal error and drops the answer, so the request is sent again.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            async with self.stream(method, type(request), answer) as call:
+                try:
+                    await call.write(request)
+                except aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.INTERNAL:
+                        raise
+                    continue
+                return await call.read()
+        raise AssertionError(f"{method} ended {ATTEMPTS_MAX} times before its first message")
 
 
 def add(ledger_id: int, entry_id: int, *, recovery: bool = False) -> pb.AddRequest:
