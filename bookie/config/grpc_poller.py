@@ -15,21 +15,31 @@ Source: measured with grpcio 1.85, whose thread was found in ``write`` in 49 of 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-_LOCK: Final = threading.Lock()
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Forget that another thread of the parent had the lock when this process was forked."""
+    global _lock  # noqa: PLW0603  (a lock in use cannot be made free)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def with_free_poller(make: Callable[[], _T]) -> _T:
     """Return what `make` returns: a server or channel, whose making may start gRPC's thread."""
     made: list[tuple[socket.socket, socket.socket]] = []
     here = threading.get_ident()
-    with _LOCK:
+    with _lock:
         before: Any = socket.socketpair
 
         def socketpair(*args: Any, **options: Any) -> tuple[socket.socket, socket.socket]:

@@ -26,12 +26,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from bookie.addresses import join_address
 from bookie.config import NodeSettings
 from bookie.daemon.bookie_addresses import BookieAddresses, addresses_of
 from bookie.daemon.descriptors import connections_allowed
 from bookie.daemon.http_listener import HTTP_BOUNDS, ListenerBounds
-from bookie.env.own_sockets import shut_down, socket_inode
+from bookie.env.own_sockets import peer_name, plain_address, shut_down, socket_inode
 from bookie.telemetry import Metrics, event_log
 
 LOOK_SECONDS: Final = 1.0
@@ -49,9 +48,6 @@ SLICE: Final = 256
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
 """Where ``tcpi_bytes_received`` is in ``struct tcp_info``. Source: linux/tcp.h, since Linux 4.1."""
-
-_MAPPED: Final = "::ffff:"
-"""Precedes an IPv4 address that a socket for IPv6 writes."""
 
 _log = event_log(__name__)
 
@@ -187,14 +183,13 @@ class OwnSockets:
                 return None
             # A listening socket has no peer, and raises an error.
             address, peer_port = theirs.getpeername()[:2]
-            peer = _plain(address)
+            peer = plain_address(address)
         except OSError:
             return None
         finally:
             theirs.detach()  # the descriptor stays open, and gRPC's
-        is_local = peer == _plain(own) or ipaddress.ip_address(peer).is_loopback
-        version = 6 if ":" in peer else 4
-        name = f"ipv{version}:" + join_address(peer, peer_port)
+        is_local = peer == plain_address(own) or ipaddress.ip_address(peer).is_loopback
+        name = peer_name(peer, peer_port)
         return AcceptedConnection(descriptor, inode, peer, is_local, self._looks, name)
 
     def received(self, connection: AcceptedConnection) -> int | None:
@@ -212,12 +207,6 @@ class OwnSockets:
         finally:
             theirs.detach()  # the descriptor stays open, and gRPC's
         return int.from_bytes(info[_RECEIVED], sys.byteorder)
-
-
-def _plain(address: str) -> str:
-    """Return an IPv4 address that a socket for IPv6 wrote as IPv4 again."""
-    is_mapped = address.startswith(_MAPPED) and "." in address
-    return address.removeprefix(_MAPPED) if is_mapped else address
 
 
 class Doorkeeper:

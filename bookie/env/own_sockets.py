@@ -9,6 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from typing import Final
+
+from bookie.addresses import join_address
+
+_MAPPED: Final = "::ffff:"
+"""Precedes an IPv4 address that a socket for IPv6 writes."""
 
 _STRANGE: list[int] = []
 """Descriptors of files that got the number of a socket in between; they stay open."""
@@ -21,6 +27,17 @@ def socket_inode(descriptor: int) -> int | None:
     except OSError:
         return None
     return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+
+
+def plain_address(address: str) -> str:
+    """Return an IPv4 address that a socket for IPv6 wrote as IPv4 again."""
+    is_mapped = address.startswith(_MAPPED) and "." in address
+    return address.removeprefix(_MAPPED) if is_mapped else address
+
+
+def peer_name(address: str, port: int) -> str:
+    """Return the name that gRPC gives to the peer of a connection."""
+    return f"ipv{6 if ':' in address else 4}:{join_address(address, port)}"
 
 
 def shut_down(descriptor: int, inode: int) -> bool:

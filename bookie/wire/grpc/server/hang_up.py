@@ -11,11 +11,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Set as AbstractSet
-from ipaddress import IPv6Address
 from urllib.parse import unquote
 
-from bookie.addresses import join_address
-from bookie.env.own_sockets import shut_down, socket_inode
+from bookie.env.own_sockets import peer_name, plain_address, shut_down, socket_inode
 
 
 def hang_up(peers: AbstractSet[str]) -> int:
@@ -47,9 +45,4 @@ def _peer_of(descriptor: int) -> str:
         return ""  # it listens, or was closed meanwhile
     finally:
         connection.detach()  # the descriptor stays open, and gRPC's
-    if connection.family == socket.AF_INET6:
-        mapped = IPv6Address(host.partition("%")[0]).ipv4_mapped
-        if mapped is None:
-            return f"ipv6:{join_address(host, port)}"
-        host = str(mapped)
-    return f"ipv4:{join_address(host, port)}"
+    return peer_name(plain_address(host), port)
