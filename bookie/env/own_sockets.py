@@ -37,7 +37,8 @@ def plain_address(address: str) -> str:
 
 def peer_name(address: str, port: int) -> str:
     """Return the name that gRPC gives to the peer of a connection."""
-    return f"ipv{6 if ':' in address else 4}:{join_address(address, port)}"
+    kind = "ipv6:" if ":" in address else "ipv4:"
+    return kind + join_address(address, port)
 
 
 def shut_down(descriptor: int, inode: int) -> bool:

@@ -184,7 +184,11 @@ class FakeNode:
                     watcher.callback(LacState(ledger_id, lac, False))
 
 
+UNTIL_SECONDS_MAX = 60.0
+
+
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until `condition` holds; the test's timeout bounds it."""
-    while not condition():  # noqa: ASYNC110  (gRPC's threads set no event of ours)
-        await asyncio.sleep(0.001)
+    """Let the event loop run until `condition` holds, within a minute."""
+    async with asyncio.timeout(UNTIL_SECONDS_MAX):
+        while not condition():  # noqa: ASYNC110  (gRPC's threads set no event of ours)
+            await asyncio.sleep(0.001)

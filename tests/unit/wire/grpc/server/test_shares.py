@@ -153,7 +153,7 @@ async def test_another_connection_of_an_identity_has_no_share_of_its_own() -> No
         stream, channel = at.add_stream(at.channel), at.client()
         for number in range(2):
             stream.send(add_request(number, 7, number, [bytes(PAYLOAD)]))
-        await until(lambda: len(held) == 2)
+            await reaches(held, number + 1)
         at.add_stream(channel).send(add_request(3, 9, 0, [bytes(PAYLOAD)]))
         await at.pass_time()
         assert len(held) == 2
@@ -193,7 +193,7 @@ async def test_a_broken_stream_holds_its_share_until_its_adds_are_done(settled_f
         stream = at.add_stream(channel)
         for number in range(4):
             stream.send(add_request(number, 7, number, [bytes(PAYLOAD)]))
-        await until(lambda: len(held) == 2)
+            await reaches(held, min(number + 1, 2))
         if settled_first:
             held[1].settle(Reply(Status.OK))
         await channel.close()
