@@ -429,6 +429,7 @@ async def test_a_recovery_that_fails_is_repeated_and_stalls_nobody(place: Place)
     alone = await client.ledgers.create(ONE)
     await alone.append_many(PAYLOADS)
     victim = int(alone.metadata.last_fragment.bookies[0][1:])
+    alone.abandon()  # or it would replace the bookie
     await place.cluster.stop(victim)
     await until(lambda: f"b{victim}" not in client.ledgers.directory.all())
     others = [await client.ledgers.create(THREE) for _ in range(8)]
@@ -485,6 +486,7 @@ async def test_a_failure_goes_with_its_reason(place: Place) -> None:
     client = await place.client()
     alone = await client.ledgers.create(ONE)
     victim = int(alone.metadata.last_fragment.bookies[0][1:])
+    alone.abandon()  # or it would replace the bookie
     await place.cluster.stop(victim)
     await client.end_session()
     await place.pass_seconds(1.05 * GRACE)
