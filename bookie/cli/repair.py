@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +26,7 @@ from bookie.cli.options import (
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.stores import on_store, open_metadata
-from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
+from bookie.errors import BadRequestError, BadVersionError, FormatError, NoSuchKeyError
 
 if TYPE_CHECKING:
     from bookie.config import RepairSettings, Sources
@@ -345,8 +345,12 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
     if is_registered:
         return False, f"no ledger names {bookie} any more: stop it, and its cookie is deleted"
     if cookie is not None:
-        with suppress(NoSuchKeyError):
+        try:
             await cookies.delete(bookie, cookie.version)
+        except NoSuchKeyError:
+            pass
+        except BadVersionError:
+            return False, f"bookie {bookie} has just changed its cookie, and is not forgotten yet"
     await leaving.remove(bookie)
     await Departures(store, keys.LOST_BOOKIES).remove(bookie)
     return done

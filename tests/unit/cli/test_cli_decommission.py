@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.daemon.cluster_health import _checks_of_repair
 from bookie.errors import BadRequestError
+from bookie.ledger.catalog import dependents
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.underreplicated import NOT_RECOVERED
@@ -89,6 +91,31 @@ async def test_two_commands_end_together(
     assert capsys.readouterr().out.count("bookie b1 has left the cluster") == 2
     assert await CookieManager(store).bookie_ids() == ["b2"]
     assert await Departures(store, keys.LEAVING_BOOKIES).names() == set()
+
+
+async def test_a_bookie_that_changes_its_cookie_is_forgotten_a_look_later(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bookie that was busy writes late, in the middle of its own removal."""
+    cookies, listed = CookieManager(store), dependents.find_dependents
+
+    async def list_and_change(*args: Any) -> dependents.Dependents:
+        monkeypatch.undo()
+        monkeypatch.setattr(repair, "WAIT_SECONDS", 0.01)
+        found = await cookies.read("b1")
+        assert found is not None
+        await cookies.write(found.value, found.version)
+        return await listed(*args)
+
+    monkeypatch.setattr(dependents, "find_dependents", list_and_change)
+    async with asyncio.timeout(60):
+        await repair._leave(store, "b1", wait=True)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "bookie b1 has just changed its cookie, and is not forgotten yet",
+        "bookie b1 has left the cluster",
+    ]
+    assert await cookies.bookie_ids() == ["b2"]
 
 
 async def test_a_failure_that_outlived_its_mark_does_not_count(store: MetadataStore) -> None:
