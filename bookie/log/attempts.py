@@ -20,7 +20,7 @@ from bookie.errors import (
 T = TypeVar("T")
 
 UNANSWERED = (MetadataUnavailableError, SessionLostError)
-"""Errors of a metadata store that did not answer; the write may have happened anyway."""
+"""Errors after which a writer looks again: a write without an answer may have happened."""
 
 PAUSE_SECONDS_MIN = 0.01
 """The first pause between attempts that need only the metadata store."""

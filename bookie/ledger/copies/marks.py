@@ -492,6 +492,8 @@ class UnderreplicationManager:
                 await self.release(ledger_id)
             except MetadataClosedError:
                 self._held.pop(ledger_id, None)  # it ended with the session
+            except FormatError:
+                self._held.pop(ledger_id, None)  # another one took it: ours can be read
             except MetadataError as error:
                 failure = failure or error
         if failure is not None:

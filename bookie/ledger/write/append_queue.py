@@ -196,8 +196,8 @@ class ConfirmationWaiters:
         """Add `waiter`; its entry id must not be below the entry ids of earlier waiters."""
         self._waiting.append((entry_id, waiter))
 
-    def confirmed(self, last_add_confirmed: int) -> None:
-        while self._waiting and self._waiting[0][0] <= last_add_confirmed:
+    def confirmed(self, last_entry_id: int) -> None:
+        while self._waiting and self._waiting[0][0] <= last_entry_id:
             settle([self._waiting.popleft()[1]], None)
 
     def fail(self, error: BookieError) -> None:

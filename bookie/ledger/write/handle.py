@@ -170,6 +170,8 @@ class WriterHandle:
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         self._flushers = ConfirmationWaiters()
+        self._acknowledged_id = self.last_entry_id
+        """The id of the last entry whose append has returned; with deferred sync beyond the LAC."""
         self._lanes = WriterLanes(
             self,
             self._ledger_id,
@@ -326,13 +328,15 @@ class WriterHandle:
         return future
 
     async def flush(self) -> None:
-        """Wait until all entries that were appended before this call are confirmed.
+        """Wait until the bookies have acknowledged all entries that were appended before this call.
+
+        The entries are then as durable as when `append` returns.
 
         Raises:
             BookieError: as in `append`; the writer has ended.
         """
         self._require_here()
-        if self.last_entry_id > self.last_add_confirmed:
+        if self.last_entry_id > self._acknowledged_id:
             if self._refusal is not None:
                 raise fresh(self._refusal)
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -587,7 +591,8 @@ class WriterHandle:
         size = group.packed_bytes - entries * self._queue.overhead_bytes
         self._in_flight.give_back(entries, size)
         self._schedule_flush()
-        self._flushers.confirmed(self._machine.last_add_confirmed)
+        self._acknowledged_id += entries
+        self._flushers.confirmed(self._acknowledged_id)
 
     def _fail(self, error: BookieError) -> None:
         """End the writer: unconfirmed appends fail with unknown outcome; new ones are refused."""

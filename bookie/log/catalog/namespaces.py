@@ -108,14 +108,14 @@ class NamespaceManager:
             NoSuchKeyError: there is no such namespace.
             FormatError: a record is damaged, or the decisions of the levels contradict each other.
         """
-        decided = (await self.read(namespace)).value.over(DEFAULTS)
-        if log is None:
-            return decided
-        own = await self.log_policy(namespace, log)
+        found = (await self.read(namespace)).value
+        own = None if log is None else await self.log_policy(namespace, log)
         try:
+            decided = found.over(DEFAULTS)
             return decided if own is None else own.value.over(decided)
         except BadRequestError as error:
-            raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
+            owner = f"the log {namespace}/{log}" if log else f"the namespace {namespace}"
+            raise FormatError(f"the policy of {owner}: {error}") from error
 
     async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
         """Read the policy that a log itself sets; None if the log has no policy of its own."""

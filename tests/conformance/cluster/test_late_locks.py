@@ -45,3 +45,18 @@ async def test_a_lock_that_comes_late_is_given_back(store: MetadataStore) -> Non
     reads = faulty.reads
     await manager.give_back_doubtful()
     assert faulty.reads == reads, "nothing is in doubt for ever"
+
+
+async def test_a_lock_that_cannot_be_read_keeps_no_other(store: MetadataStore) -> None:
+    """A worker of a newer version took one ledger; the worker that ends gives back the rest."""
+    manager = UnderreplicationManager(store, "b1")
+    for ledger_id in (7, 8):
+        await manager.mark(ledger_id, ["b1"])
+        assert await manager.acquire(ledger_id)
+    taken, own = (f"{keys.REPAIR_LOCKS}/{ledger_id:019}" for ledger_id in (7, 8))
+    await store.delete(taken)
+    await store.put(taken, b"newer", version=NOT_EXISTS)
+    await manager.close()
+    assert await store.get(own) is None
+    assert await store.get(taken) is not None
+    await manager.close()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import cast
 
+import pytest
+
 from bookie.config import ClientSettings
 from bookie.entry.batch import headers_of
 from bookie.entry.entry import unpack_lac, verify_batch
@@ -32,10 +34,14 @@ from tests.unit.ledger.fake_pool import (
 )
 
 
-def writer_on(pool: FakePool, sizes: tuple[int, int, int] = (3, 3, 2)) -> WriterHandle:
+def writer_on(
+    pool: FakePool, sizes: tuple[int, int, int] = (3, 3, 2), *, deferred_sync: bool = False
+) -> WriterHandle:
     """A writer that has nothing to do with a metadata store."""
     created = Versioned(metadata_of(sizes), 0)
-    writer = WriterHandle(created, pool.pool, cast("LedgerManager", None), UNNAMED)
+    writer = WriterHandle(
+        created, pool.pool, cast("LedgerManager", None), UNNAMED, deferred_sync=deferred_sync
+    )
     writer.start()
     return writer
 
@@ -58,6 +64,25 @@ def ids_on(lane: FakeLane) -> list[list[int]]:
     """The ids in each request that was sent on a lane."""
     batches = [parse_add_request(data)[1].batch for _, data, _ in lane.sent]
     return [batch.entry_ids().tolist() for batch in batches if batch is not None]
+
+
+@pytest.mark.parametrize("deferred_sync", [False, True])
+async def test_a_flush_ends_with_the_appends_before_it(deferred_sync: bool) -> None:
+    """With deferred sync, too: the LAC stays behind until a force, and appends return."""
+    async with fake_pool() as pool:
+        writer = writer_on(pool, deferred_sync=deferred_sync)
+        append = pool.tasks.create_task(writer.append(b"0"))
+        await turns()
+        flush = pool.tasks.create_task(writer.flush())
+        await turns()
+        assert not flush.done()
+        for slot in range(2):
+            pool.lane(slot).answer()
+        await turns()
+        assert append.done()
+        assert flush.done()
+        assert writer.last_add_confirmed == (-1 if deferred_sync else 0)
+        await writer.flush()
 
 
 async def test_appends_of_one_turn_share_a_batch_and_its_bytes() -> None:
