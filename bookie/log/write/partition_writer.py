@@ -240,7 +240,7 @@ class PartitionWriter:
         if turn is not None or self._window.is_blocked:
             await self._window.wait(turn)
         try:
-            self._require_open()
+            self._require_room()
         except BookieError:
             self.turn_away()
             raise
@@ -254,6 +254,14 @@ class PartitionWriter:
             raise fresh(self._error)
         if self._closing is not None:
             raise LogClosedError(f"the writer of {self.partition} was closed")
+
+    def _require_room(self) -> None:
+        """Refuse records beyond the quota. A full log can still roll, so that it can be truncated.
+
+        Raises:
+            LogFullError: the partition has reached its quota.
+        """
+        self._require_open()
         quota = self._policy.quota_bytes
         if quota and self._chain_bytes + self._segment.size_bytes >= quota:
             self._next_housekeeping = 0.0  # another process may have truncated the log

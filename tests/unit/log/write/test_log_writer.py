@@ -126,6 +126,22 @@ async def test_a_full_log_refuses(bk: BookKeeper) -> None:
         assert 3000 <= log.next_offset() * 116 < 3116
 
 
+async def test_a_log_that_one_ledger_fills_rolls_and_is_truncated(bk: BookKeeper) -> None:
+    """Only closed ledgers are truncated, so the roll must not need room."""
+    await bk.create_log("orders", policy=LogPolicy(quota_bytes=3000))
+    async with bk.open_log("orders") as log:
+        with pytest.raises(LogFullError):
+            await append_one_by_one(log, [bytes(100)] * 100)
+        await log.roll()
+        await bk.truncate_log("orders", before=log.next_offset())
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(LogFullError):
+                    await log.append(b"room")
+                    break
+                await asyncio.sleep(0.01)
+
+
 # ---- roll and close ----------------------------------------------------------------------------
 
 
