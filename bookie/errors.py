@@ -1,31 +1,32 @@
-"""Every error that bookie raises on purpose, as one tree; the first branch says who is to blame.
+"""Every error that bookie raises on purpose, as a tree; its first level groups errors by cause.
 
 ::
 
     BookieError
-    ├─ RequestError                 the caller asked for something wrong; asking again will not help
-    │  ├─ BadRequestError             arguments out of range, sizes that do not add up
-    │  ├─ UnauthorizedError           another password than the ledger's; no right in the store
-    │  ├─ NotPermittedError           the caller's roles do not permit it, or his token is refused
+    ├─ RequestError                 the request is wrong; a repetition will fail, too
+    │  ├─ BadRequestError             an argument is out of range, or two arguments contradict
+    │  ├─ UnauthorizedError           a wrong ledger password, or no right in the metadata store
+    │  ├─ WeakDigestError             the client's settings forbid the ledger's weak digest
+    │  ├─ NotPermittedError           the caller's roles forbid the request, or his token is refused
     │  ├─ WrongClusterError           the bookie belongs to another cluster
     │  ├─ ConfigurationError          a setting is unknown, missing or out of range
     │  └─ ClientClosedError           the client or handle was closed before
-    ├─ LedgerError                  the state of the ledger forbids it
+    ├─ LedgerError                  the state of the ledger forbids the request
     │  ├─ NoSuchLedgerError
     │  ├─ NoSuchEntryError
     │  ├─ LedgerExistsError
     │  ├─ LedgerClosedError
-    │  ├─ LedgerFencedError           outcome unknown, not failed
-    │  │  └─ ForeignEnsembleError       likewise; somebody else chose bookies for new entries
+    │  ├─ LedgerFencedError           another client fenced the ledger; the outcome is unknown
+    │  │  └─ ForeignEnsembleError       another client changed the last ensemble; outcome unknown
     │  └─ ConflictError               other bytes are stored under this entry id
-    ├─ LogError                     the state of the log forbids it
+    ├─ LogError                     the state of the log forbids the request
     │  ├─ NoSuchLogError
     │  ├─ LogExistsError
     │  ├─ LogTakenOverError           another process owns the log now; outcome unknown
-    │  ├─ LogTruncatedError           the position was truncated; names the earliest one
+    │  ├─ LogTruncatedError           the position was truncated; has the earliest readable offset
     │  ├─ LogFullError                the quota of the log is used up
     │  ├─ LogClosedError              the handle of the log was closed, or has failed
-    │  ├─ DuplicateRecordError        an older record of an idempotent producer, or one never sent
+    │  ├─ DuplicateRecordError        a sequence number is old, and no longer remembered
     │  ├─ NoSuchCursorError
     │  └─ CursorLostError             another consumer took the cursor, or it was reset
     ├─ UnavailableError             try again later; nothing is wrong with the request  (retryable)
@@ -37,7 +38,7 @@
     │  ├─ ShuttingDownError
     │  ├─ UnknownLedgerStateError     the bookie may have lost data of this ledger
     │  ├─ WrongBookieError            another bookie answers at this address
-    │  ├─ WrongIncarnationError       the bookie may have lost what it acknowledged before
+    │  ├─ WrongIncarnationError       the bookie may have lost entries that it acknowledged
     │  ├─ LedgerRecoveryError         too few bookies answered to decide where the ledger ends
     │  ├─ DiskFullError
     │  ├─ CannotStartError            a port is taken, or a directory cannot be used now
@@ -46,7 +47,7 @@
     ├─ CorruptionError              stored or received bytes are wrong
     │  ├─ ChecksumError
     │  └─ FormatError                 not our format
-    │     └─ NewerFormatError           a newer version wrote it; nothing is wrong with it
+    │     └─ NewerFormatError           a newer version wrote the bytes; they are not damaged
     ├─ StorageFailedError           a disk failed; the process must end (exit code 74)
     ├─ IdentityError                cookie, instance id or directory belongs to somebody else
     │  ├─ CookieError
@@ -58,9 +59,9 @@
        ├─ NoSuchKeyError
        ├─ KeyHasChildrenError
        ├─ InvalidKeyError
-       ├─ StoreWentBackError          bookies know more ledgers than the store does
-       ├─ ClusterInUseError           bookies are registered, or somebody else's keys are there
-       ├─ UnsupportedError            this kind of metadata store cannot do it
+       ├─ StoreWentBackError          the store has an older state than a bookie knows
+       ├─ ClusterInUseError           registered bookies or unexpected keys prevent the change
+       ├─ UnsupportedError            this kind of metadata store cannot do the request
        ├─ SessionLostError                                                   (retryable)
        ├─ SessionGivenUpError         the process must end (exit code 3)
        ├─ MetadataUnavailableError                                           (retryable)
@@ -101,9 +102,9 @@ class BadRequestError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """The password (or the key derived from it) is not the ledger's, or a right is missing.
+    """The ledger has another password, or the metadata store refuses the user or a request.
 
-    Also the metadata store's refusal of a user, or of what lies beyond the user's rights.
+    The metadata store refuses a request for which the user has no right.
     """
 
     status = Status.UNAUTHORIZED
@@ -114,7 +115,7 @@ class WeakDigestError(RequestError):
 
 
 class NotPermittedError(RequestError):
-    """The caller's roles do not permit the request, or his token proves nothing."""
+    """The caller's roles do not permit the request, or the caller's token is not valid."""
 
     status = Status.NOT_PERMITTED
 
@@ -224,7 +225,7 @@ class LogClosedError(LogError):
 
 
 class DuplicateRecordError(LogError):
-    """The sequence number of a record is too old to find the record; nothing was appended."""
+    """A sequence number is below the producer's last and not remembered; nothing was appended."""
 
 
 class NoSuchCursorError(LogError):
@@ -246,13 +247,14 @@ class NotEnoughBookiesError(UnavailableError):
 
 
 class BookieUnreachableError(UnavailableError):
-    """A bookie did not answer."""
+    """A bookie did not answer, or an I/O error on the bookie ended the request."""
 
 
 class TlsError(BookieUnreachableError):
-    """TLS with the bookie failed, or the settings forbid the only way in which it can be reached.
+    """TLS with the bookie failed, or the client's settings forbid every address of the bookie.
 
-    It is retryable: files and registrations may change while a cluster changes to TLS.
+    The error is retryable, because certificates and registrations may change while a cluster
+    introduces TLS.
     """
 
 
@@ -263,7 +265,7 @@ class ReadOnlyError(UnavailableError):
 
 
 class TooManyRequestsError(UnavailableError):
-    """The bookie's budget for requests in flight is used up, or the caller's rate is."""
+    """The bookie has too many requests in flight, or the caller has used up its permitted rate."""
 
     status = Status.TOO_MANY_REQUESTS
 
@@ -288,11 +290,11 @@ class UnknownLedgerStateError(UnavailableError):
 
 
 class WrongBookieError(UnavailableError):
-    """Another bookie answers at the address, and cannot speak for the bookie that is meant."""
+    """Another bookie than the expected bookie answers at the address."""
 
 
 class WrongIncarnationError(UnavailableError):
-    """The bookie may have lost what it acknowledged to the caller: it has another incarnation."""
+    """The bookie has another incarnation, so it may have lost entries that it acknowledged."""
 
     status = Status.WRONG_INCARNATION
 
@@ -312,7 +314,7 @@ class CannotStartError(UnavailableError):
 
 
 class ClockError(UnavailableError):
-    """The clock of this machine contradicts all bookies, so no record may get its time."""
+    """This machine's clock contradicts the clocks of all bookies, so it must not date records."""
 
 
 class OperationTimeoutError(UnavailableError):
@@ -330,7 +332,7 @@ class ChecksumError(CorruptionError):
 
 
 class FormatError(CorruptionError):
-    """Bytes are not in our format, or in a newer version of it."""
+    """Bytes are not in the format of this version of bookie."""
 
 
 class NewerFormatError(FormatError):
@@ -382,11 +384,11 @@ class InvalidKeyError(MetadataError):
 
 
 class StoreWentBackError(MetadataError):
-    """The metadata store has an older state than a bookie knows, and would use ids again."""
+    """The metadata store has an older state than a bookie knows, so it could reassign used ids."""
 
 
 class ClusterInUseError(MetadataError):
-    """A cluster cannot be removed or made: bookies, keys of others or remains are in the way."""
+    """A cluster or namespace cannot be created or removed: it holds bookies or unexpected keys."""
 
 
 class UnsupportedError(MetadataError):
@@ -394,13 +396,13 @@ class UnsupportedError(MetadataError):
 
 
 class SessionLostError(MetadataError):
-    """The session ended, and with it every ephemeral record it owned."""
+    """The session ended, so the store deletes every ephemeral record of the session."""
 
     retryable = True
 
 
 class SessionGivenUpError(MetadataError):
-    """The session is lost and the policy says not to wait: the process must end with code 3."""
+    """The session is lost and a setting forbids to wait: the process must exit with code 3."""
 
 
 class MetadataUnavailableError(MetadataError):
@@ -445,7 +447,7 @@ _BY_STATUS: dict[Status, type[BookieError]] = {
 def error_for_status(status: Status, message: str, retry_after_seconds: float = 0) -> BookieError:
     """Return the error that a client raises for a bookie's answer other than OK.
 
-    `retry_after_seconds` is what an answer of TOO_MANY_REQUESTS said about it.
+    `retry_after_seconds` is the pause that an answer of TOO_MANY_REQUESTS asked for.
     """
     if status is Status.TOO_MANY_REQUESTS:
         return TooManyRequestsError(message, retry_after_seconds=retry_after_seconds)

@@ -1,4 +1,4 @@
-"""The words that all layers share: ids, their bounds, and the status of a request.
+"""Types that all layers share: ids, the bounds of ids, and the status of a request.
 
 Ids are plain integers at run time. Ids have 63 bits: every id that is stored or sent lies in ``0 …
 MAX_ID``. ``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed (LAC)

@@ -1,4 +1,4 @@
-"""Time and randomness, as the engine sees them."""
+"""Interfaces through which the engine gets the time and random bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files and directories, as the engine uses them; `PosixDisk` makes plain POSIX calls.
+"""Interfaces of files and directories for the engine; `PosixDisk` implements them with POSIX calls.
 
-Errors are the kernel's `OSError`; the engine decides between fail-stop and read-only mode. Only
-short reads, short writes and EINTR are retried.
+Methods raise the kernel's `OSError`; after such an error, the engine decides between fail-stop and
+read-only mode. Only short reads, short writes and EINTR are retried.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class PosixFile:
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Split `buffers` into lists, one per pwritev; each ends at `WRITEBACK_BYTES` or `IOV_MAX`."""
+    """Split `buffers` into one list per pwritev, of `IOV_MAX` buffers or `WRITEBACK_BYTES`."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -319,8 +319,8 @@ _sync_file_range = _load_sync_file_range()
 def _start_writeback(fd: int, offset: int, size: int) -> None:
     """Ask the device to write a range of the file; a hint that makes nothing durable.
 
-    The call does not wait for the write. Flags that wait would consume a device error that the
-    following fdatasync must report. A file system without this hint ignores the call.
+    The function does not wait for the write: a flag that makes sync_file_range wait would consume a
+    device error that the following fdatasync must report. Some file systems ignore the hint.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)

@@ -1,10 +1,10 @@
 """A sorted, transactional key-value store in a directory; the real store is LMDB.
 
-One write transaction and several read transactions run concurrently; each reads the snapshot of its
-start. A write transaction is durable when its `with` block ends. If the block raises an error, the
-transaction changes nothing; `write` lists the errors of the store. LMDB has no checksums, so a sum
-over all pairs is stored and compared at each opening. LMDB is opened with sync and metasync,
-without writemap.
+One write transaction and several read transactions run concurrently; each transaction reads the
+snapshot from its start. A write transaction is durable when its `with` block ends. If the block
+raises an error, the transaction changes nothing. LMDB has no checksums, so the store keeps a sum
+over all pairs; an opening compares the sum unless the file is trusted (`open_lmdb`). LMDB is opened
+with sync and metasync, without writemap.
 
 Source: LMDB's documentation.
 """
@@ -295,7 +295,7 @@ class LmdbStore:
         return True
 
     def _has_room(self) -> bool:
-        """True if `_ROOM_BYTES` are free, and quotas permit an unnamed file of this size."""
+        """True if `_ROOM_BYTES` are free, and quotas permit a new file of `_ROOM_BYTES`."""
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             descriptor = os.open(self._directory, flags, 0o600)
@@ -317,9 +317,10 @@ class LmdbStore:
 def allocate_lock_file(directory: str, readers_max: int) -> None:
     """Allocate the disk blocks of an LMDB environment's lock file, before LMDB opens it.
 
-    Without this, the lock file has holes. LMDB maps the file, and on a full device a write into a
-    hole kills the process. The content of the file does not change. Do not call this for an
-    environment that this process has open, because the process would lose its locks.
+    If the blocks are not allocated, the lock file has holes. LMDB maps the file, and on a full
+    device a write into a hole kills the process. The content of the file does not change. Do not
+    call this for an environment that this process has open, because the process would lose its
+    locks.
 
     Raises:
         OSError: the device is full, or the file cannot be opened.

@@ -1,4 +1,4 @@
-"""Handles errors of an event loop that no task awaits."""
+"""Logs errors that callbacks of an event loop raise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error of a callback, except for one error that gRPC causes.
 
-    gRPC has one queue of events for all event loops of a process. `asyncio.run` closes its loop at
-    its end. Another loop that takes an event for the closed loop from the queue raises "Event loop
-    is closed". Other events are not lost, because each event wakes a loop again.
+    All event loops of a process share one event queue of gRPC, and `asyncio.run` closes its loop
+    when it ends. If another loop takes an event for the closed loop from the queue, gRPC raises
+    "Event loop is closed". This error loses no other event, because each event wakes a loop again.
     """
     error = context.get("exception")
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):

@@ -1,7 +1,7 @@
-"""Ends connections that a library owns, from below: gRPC offers no call for it.
+"""Shuts down sockets that gRPC owns, because gRPC has no function to end one connection.
 
-A descriptor is only a number. The library may close it at any moment, and a file or another socket
-may get the number. So a socket is known by its inode, too, and ended through a descriptor of ours.
+gRPC may close a descriptor at any moment, and a file or another socket may then get its number. So
+this module duplicates the descriptor and compares the inode before it shuts the socket down.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 from bookie.addresses import join_address
 
 _MAPPED: Final = "::ffff:"
-"""Precedes an IPv4 address that a socket for IPv6 writes."""
+"""The prefix of an IPv4 address that an IPv6 socket reports."""
 
 _STRANGE: list[int] = []
-"""Descriptors of files that got the number of a socket in between; they stay open."""
+"""Duplicated descriptors of files that had reused a socket's descriptor number; they stay open."""
 
 
 def socket_inode(descriptor: int) -> int | None:
-    """Return the number of a socket; None if the descriptor is closed or of a file."""
+    """Return the inode number of a socket; None if the descriptor is closed or no socket."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -30,7 +30,7 @@ def socket_inode(descriptor: int) -> int | None:
 
 
 def plain_address(address: str) -> str:
-    """Return an IPv4 address that a socket for IPv6 wrote as IPv4 again."""
+    """Return `address` without the prefix that an IPv6 socket adds to an IPv4 address."""
     is_mapped = address.startswith(_MAPPED) and "." in address
     return address.removeprefix(_MAPPED) if is_mapped else address
 
@@ -42,9 +42,9 @@ def peer_name(address: str, port: int) -> str:
 
 
 def shut_down(descriptor: int, inode: int) -> bool:
-    """Shut a connection down, both ways; return False if it has ended already.
+    """Shut down both directions of a socket; return False if the socket has ended already.
 
-    Its owner sees that the peer is gone, and closes the descriptor itself.
+    The owner of the socket then sees the end of the connection, and closes its own descriptor.
     """
     try:
         own = os.dup(descriptor)

@@ -1,12 +1,13 @@
-"""Turns: what the work of many peers may take of one turn of the event loop.
+"""Limits the work in one turn of the event loop, and shares the turns fairly among peers.
 
-A turn that handles a message of each of a thousand streams lasts a tenth of a second, and whatever
-is urgent waits for it several times. So ordinary work takes units of a turn, and work that does not
-fit waits for the next turn. There the lines of waiting work are served one after the other, one
-piece of each. So a peer with a thousand streams gets no more turns than a peer with one.
+If one turn handled a message of each of a thousand streams, the turn would last a tenth of a
+second, and urgent work would wait for several such turns. So each turn has a number of units, and
+ordinary work takes units before it runs. Work that gets no units waits for a later turn in a queue,
+its *line*. Each turn serves the lines in rotation, one piece of work from each line. So a peer with
+a thousand streams and one line gets no more units than a peer with one stream.
 
-gRPC accepts one call a turn, in the order in which the calls came, and a fence may be behind
-hundreds of them. So turns are short while calls come.
+gRPC accepts one new call in each turn, in the order of their arrival, and hundreds of calls may
+arrive before a fence. So turns are short while new calls arrive.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ UNITS_PER_TURN: Final = 16
 
 
 class Turns:
-    """Shares each turn of one event loop among lines of work.
+    """Shares the units of each turn of one event loop among lines of work.
 
     Args:
-        units: the units of one turn.
+        units: the number of units in one turn.
     """
 
     def __init__(self, units: int = UNITS_PER_TURN) -> None:
@@ -33,10 +34,10 @@ class Turns:
         self._is_due = False
         """True if `_begin` is going to be called."""
         self._lines: dict[object, deque[tuple[int, asyncio.Future[None]]]] = {}
-        """Work that waits for a later turn, by its line; the first line is the next one."""
+        """Work that waits for a later turn, by line; the first line is served next."""
 
     def try_take(self, units: int) -> bool:
-        """Take units of this turn, if no work waits and the turn has some left."""
+        """Take `units` of this turn; return False if other work waits or no unit is left."""
         left = self._left
         if left <= 0 or self._lines:
             return False
@@ -45,7 +46,7 @@ class Turns:
         return True
 
     async def take(self, units: int, line: object) -> None:
-        """Wait for units of a turn behind earlier work of the same line."""
+        """Take `units` of this turn or a later turn, after all earlier work of the same line."""
         if self.try_take(units):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -54,7 +55,7 @@ class Turns:
         await turn
 
     def hurry(self) -> None:
-        """Keep this turn and the next one short, for a call has come, and others may wait."""
+        """Shorten this turn and the next turn, because a new call arrived and more may wait."""
         self._is_hurried = True
         self._left = min(self._left, UNITS_PER_HURRIED_TURN)
         self._arm()
@@ -65,7 +66,7 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin the next turn: serve the lines, one piece of each, as far as the units last."""
+        """Begin the next turn: run waiting work, one piece of each line, while units are left."""
         self._is_due = False
         most = min(self._units, UNITS_PER_HURRIED_TURN) if self._is_hurried else self._units
         self._left, self._is_hurried = most, False

@@ -2,8 +2,8 @@
 
 | room | what it does |
 |---|---|
-| `metadata` `quorum` `striping` `exchange` | nouns: the record, who stores what, what is asked |
-| `write` | the one writer: order of acknowledgements, LAC, failures, close |
+| `metadata` `quorum` `striping` `exchange` | data types: metadata, write sets, events and effects |
+| `write` | the only writer: order of acknowledgements, LAC, failures, close |
 | `read` | ranges, read-ahead, followers, verification of answers |
 | `recover` | how another client fences a ledger, and finds where it ends |
 | `place` | which bookies make an ensemble, and who takes over a slot |
@@ -15,7 +15,8 @@
 ``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness.
 Time arrives as `TimerFired` events that answer `StartTimer` effects. Candidates and random choices
 arrive as arguments. A step returns a list of effects, which the driver carries out *in order*. So
-drivers and simulator treat every machine alike, and a recorded list of events replays a bug.
+drivers and simulator run every machine in the same way, and a recorded list of events reproduces
+a bug.
 
 **Drivers** do the I/O of the machines: `write.handle`, `recover.driver`, `read.handle`. The drivers
 of one client run in one event loop. Drivers create their tasks in the task group of the

@@ -34,7 +34,7 @@ def decode_proof(data: bytes) -> DeletionProof:
     """Decode the proof of deletion in the value of a record.
 
     Raises:
-        FormatError: it is damaged, or written by a newer version.
+        FormatError: the proof is damaged, or written by a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     return DeletionProof(fields.integer("deleted_at_ms"), fields.text("deleted_by"))

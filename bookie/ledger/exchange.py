@@ -1,4 +1,4 @@
-"""Events and effects that several state machines share: timers, metadata store, newcomers.
+"""Events and effects that several state machines share: for timers, metadata and newcomers.
 
 A state machine starts a timer with `StartTimer` and later gets `TimerFired`. A second `StartTimer`
 restarts a running timer. A machine asks for one metadata operation at a time and gets one of
@@ -53,7 +53,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ChooseNewcomers:
-    """Find other bookies for these slots of the ensemble: `NewcomersChosen` follows."""
+    """Find new bookies for some slots of the ensemble; the answer is `NewcomersChosen`."""
 
     bookies: tuple[str, ...]
     """The present ensemble; its other slots stay as they are."""

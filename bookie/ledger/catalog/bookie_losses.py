@@ -63,7 +63,7 @@ class BookieLosses:
         Args:
             bookie_id: the bookie whose data is lost.
             also_lost: further bookies whose copies do not count.
-            live_only: count only bookies that are registered and that no auditor has found lost.
+            live_only: count only copies of registered bookies that no auditor has found lost.
 
         Raises:
             DataNotExpendableError: with `live_only`, a registered bookie reports that the metadata

@@ -213,8 +213,8 @@ class LedgerManager:
     async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
         """List the ids of all ledgers that are greater than `after`, ascending, from key names.
 
-        The listing contains every ledger that exists during the whole listing, or raises. No
-        metadata is read.
+        The listing contains every ledger that exists during the whole listing, or raises an error.
+        The listing reads no metadata.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
@@ -225,9 +225,9 @@ class LedgerManager:
             yield ledger_id
 
     async def list_all(self, after: int = NO_ENTRY) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """List the ledgers with ids greater than `after`, ascending, each as the listing read it.
+        """List the ledgers with ids greater than `after`, with metadata, in ascending order.
 
-        Like `list_ids`, this listing is complete or raises.
+        Like `list_ids`, this listing is complete or raises an error.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
@@ -241,8 +241,8 @@ class LedgerManager:
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
         """List ledgers like `list_all`, but call `on_damaged` with the id of an unreadable ledger.
 
-        Do not delete data because this listing omits a ledger. An omitted ledger with unreadable
-        metadata exists, and any bookie may store its entries.
+        A ledger with unreadable metadata is omitted, although it exists and any bookie may store
+        its entries. So do not delete the data of a ledger that this listing omits.
         """
         async for ledger_id, record in self._records(after):
             try:

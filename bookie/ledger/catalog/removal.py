@@ -59,14 +59,14 @@ async def cluster_exists(store: MetadataStore) -> bool:
 
 
 async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
-    """Delete a cluster with all of its content; return False if there was none.
+    """Delete a cluster with all of its content; return False if the store holds no cluster.
 
     With `foreign`, keys of other programs are deleted, too. Without `foreign`, keys of another
-    program stop the removal.
+    program cause ClusterInUseError.
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope is inside this one. Then the call deleted nothing.
+            scope is inside this one; nothing was deleted.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)

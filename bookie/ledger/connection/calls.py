@@ -120,24 +120,24 @@ def settle(
 
 
 class RatedReply(Protocol):
-    """An answer of a bookie that may hold its callers to a rate."""
+    """An answer of a bookie that may limit the rate of a caller's requests."""
 
     @property
     def status(self) -> Status:
-        """TOO_MANY_REQUESTS if a rate is used up."""
+        """The status of the answer; TOO_MANY_REQUESTS if the caller exceeded its rate."""
 
     @property
     def retry_after_ms(self) -> int:
-        """When the bookie wants to be asked again; 0 if it does not say."""
+        """The pause, in ms, before the caller should ask again; 0 if the bookie gave none."""
 
 
 R = TypeVar("R", bound=RatedReply)
 
 
 async def patiently(ask: Callable[[], Awaitable[R]], patience_seconds: float) -> R:
-    """Ask, and ask again whenever the bookie says that a rate is used up and names a time.
+    """Call `ask`; while the answer is TOO_MANY_REQUESTS with a pause, wait and call `ask` again.
 
-    The pauses together last at most `patience_seconds`; then the last answer is returned.
+    All pauses together last at most `patience_seconds`; then the last answer is returned.
     """
     waited = 0.0
     while True:

@@ -53,7 +53,7 @@ LINGER_SECONDS_MAX = 1.0
 S = TypeVar("S", AddStream, LacWatch)
 
 OnAnswer = Callable[[Status, str, int], None]
-"""Receives status, text, and after how many ms to come back (0 if the bookie does not say)."""
+"""Receives status, text, and the pause in ms before a repetition (0 if the bookie gave none)."""
 
 OnLac = Callable[[LacState], None]
 
@@ -62,16 +62,16 @@ class AddSender(Protocol):
     """A user of a lane, which is a stream of adds to one bookie."""
 
     def on_up(self) -> None:
-        """The lane is up; requests that were sent earlier will not be answered."""
+        """Handle that the lane is up; requests that were sent earlier will not be answered."""
 
     def on_down(self) -> None:
-        """The lane is down; the outcome of every unanswered request is unknown."""
+        """Handle that the lane is down; the outcome of every unanswered request is unknown."""
 
     def on_silent(self) -> None:
-        """The bookie has not answered other users of the lane in time."""
+        """Handle that the bookie has not answered other users of the lane in time."""
 
     def on_lost(self) -> None:
-        """The bookie has another incarnation and may have lost all that it acknowledged."""
+        """Handle another incarnation: the bookie may have lost all entries that it acknowledged."""
 
 
 class _Reconnecting(ABC, Generic[S]):
@@ -125,7 +125,7 @@ class _Reconnecting(ABC, Generic[S]):
             self._stream.reopen()
 
     def _on_open(self) -> None:
-        """The bookie has accepted the stream, so the next reconnect starts with a short pause."""
+        """Reset the reconnect pauses to a short pause, because the bookie accepted the stream."""
         self._backoff.reset()
 
     def _reconnect_later(self) -> None:
@@ -174,7 +174,7 @@ class AddConnection(_Reconnecting[AddStream]):
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Join the lane; `on_up` or `on_lost` follows, at once if the lane is up or lost."""
+        """Add a user; call its `on_up` or `on_lost` now if the lane is up or lost, else later."""
         if self._is_lost:
             user.on_lost()
             return
@@ -208,7 +208,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self.leave(once)
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
-        """Report to all users except `teller` if the bookie has answered no user for `seconds`."""
+        """Call `on_silent` of all users but `teller` if the bookie answered none for `seconds`."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
             self._told_at = self.heard_at
@@ -402,9 +402,9 @@ class BookieConnection:
         return channel
 
     def _is_outdated(self, channel: BookieChannel) -> bool:
-        """True if the channel has older credentials than the files, and lost its connection.
+        """True if the channel is not connected, and the credential files changed since it opened.
 
-        A channel that is still connected stays in use, so its streams continue.
+        A connected channel stays in use, so that its streams continue.
         """
         if channel.credentials is None:
             return False
@@ -487,7 +487,7 @@ class BookiePool:
         """Raise an error if the client's settings forbid every bookie of `bookies`.
 
         Raises:
-            TlsError: all are forbidden, so waiting is useless.
+            TlsError: every bookie is forbidden, so no bookie becomes reachable by waiting.
         """
         refusal: TlsError | None = None
         for bookie_id in bookies:
@@ -515,7 +515,7 @@ class BookiePool:
         )
 
     def require_open(self) -> None:
-        """Refuse calls after the pool was closed, and calls from another event loop.
+        """Raise an error if the pool was closed, or if another event loop runs this call.
 
         Raises:
             ClientClosedError: the pool was closed.
@@ -541,7 +541,7 @@ class BookiePool:
         self._on_close.pop(callback, None)
 
     def linger(self, event: asyncio.Event) -> None:
-        """Make `close` wait for this event, for at most `LINGER_SECONDS_MAX`."""
+        """Make a running `close` wait for `event`, for at most `LINGER_SECONDS_MAX`."""
         if self._is_closed:
             self._lingering.append(event)
 

@@ -54,7 +54,7 @@ class Departures:
         return set(await self._store.get_children(self._path))
 
     async def find(self, bookie_id: str) -> Departure | None:
-        """The record of a bookie, or None."""
+        """Return the record of a bookie; None if the bookie is not recorded."""
         record = await self._store.get(self._key(bookie_id))
         if record is None:
             return None
@@ -137,8 +137,8 @@ class RepairFailures:
     async def present(self, marked: Container[int]) -> AsyncIterator[RepairFailure]:
         """List the records of `marked` ledgers and of failed recoveries, ascending by ledger id.
 
-        The record of an unmarked ledger is outdated. A worker that had lost its lock wrote this
-        record after another worker repaired the ledger.
+        Records of unmarked ledgers are omitted. Such a record is outdated: its worker had lost the
+        lock, and wrote the record after another worker had repaired the ledger.
         """
         async for failure in self.all():
             if failure.ledger_id in marked or failure.outcome == NOT_RECOVERED:

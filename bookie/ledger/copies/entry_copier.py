@@ -131,7 +131,7 @@ class EntryCopier:
         return None, reasons
 
     async def _others_with(self, entry_id: int) -> list[str]:
-        """Return the registered bookies that list an entry, without target and known sources."""
+        """Return registered bookies that list an entry, except the target and known sources."""
 
         async def has_it(bookie_id: str) -> bool:
             try:
@@ -146,7 +146,7 @@ class EntryCopier:
         return [name for name, has in zip(others, found, strict=True) if has]
 
     def _best_first(self, sources: Sequence[str]) -> list[str]:
-        """Sort sources: silent and unregistered ones last, as each may cost a timeout per batch."""
+        """Sort sources; silent and unregistered bookies come last, because they may time out."""
         registered = self._client.directory.all()
         return sorted(sources, key=lambda name: (name in self._silent, name not in registered))
 
@@ -189,7 +189,12 @@ class EntryCopier:
         return told.batch, ""
 
     async def _store(self, batch: EntryBatch) -> None:
-        """Store packets. Raises BookieUnreachableError, or the error of the bookie's status."""
+        """Store packets on the target, by a recovery add.
+
+        Raises:
+            BookieUnreachableError: the target did not answer in time.
+            BookieError: the target refused the packets; the class depends on its status.
+        """
         pool, target = self._client.pool, self.target
         request_id, data = self._encoder.entries(batch, recovery=True)
         lane = pool.connection(target).recovery(await self._incarnations.of(target))

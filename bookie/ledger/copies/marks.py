@@ -83,11 +83,11 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID, skips_strays=True)
 
 @dataclass(frozen=True, slots=True)
 class RepairLock:
-    """A lock that one call of `acquire` took; a later lock on the ledger has another version."""
+    """A lock that one call of `acquire` took; a later lock on the same ledger differs from it."""
 
     store: MetadataStore
     condition: Check
-    """A condition for transactions: the lock was neither given back nor taken again."""
+    """A condition for transactions: the record of the lock still has its version."""
 
     async def is_held(self) -> bool:
         """True if the lock still exists, and belongs to the session of `store`."""
@@ -109,7 +109,7 @@ waits, though its caller has given up, and takes effect when the stopped process
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that this worker has, or a lock *in doubt*, which this worker may have."""
+    """A lock that this worker holds, or that it may hold: such a lock is *in doubt*."""
 
     token: str
     mark_version: int | None
@@ -123,7 +123,7 @@ class _Held:
     """For a lock in doubt: the time of the monotonic clock at which the doubt began."""
 
     def is_taken_as(self, lock: RepairLock | None) -> bool:
-        """True if `lock` is None, if this lock has its version, or if this lock is in doubt."""
+        """True if `lock` is None or has the version of this lock, or if this lock is in doubt."""
         return lock is None or self.lock_version in (NOT_EXISTS, lock.condition.version)
 
 
@@ -196,9 +196,10 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List the marks whose replicas are `wanted`, ascending by ledger id, completely or raise.
+        """List marks in ascending order of ledger ids, if ``wanted(mark.replicas)`` is true.
 
-        Only ledgers with ids above `after` are listed. Unreadable marks are omitted.
+        Only ledgers with ids above `after` are listed. Unreadable marks are omitted. The listing
+        contains all other marks, or raises an error.
         """
         async for ledger_id, record in _MARKS.scan(self._store, after=after):
             try:
@@ -260,7 +261,7 @@ class UnderreplicationManager:
             raise
 
     async def poll(self) -> int | None:
-        """Lock a marked ledger that is not under repair, or return None."""
+        """Lock a marked ledger and return its id; return None if no marked ledger is free."""
         locked = await self.locked()
         # Each worker begins at a random place, so that few compete for the same ledgers.
         free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
@@ -271,14 +272,14 @@ class UnderreplicationManager:
         return None
 
     async def locked(self) -> set[int]:
-        """Return the ledgers under repair, without those whose lock is in doubt for this worker."""
+        """Return the locked ledgers, except ledgers whose lock is in doubt for this worker."""
         locked = {ledger_id async for ledger_id in _LOCKS.scan_numbers(self._store)}
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
-        """Lock one ledger; return False if it is locked, or has no mark although it `needs_mark`.
+        """Lock one ledger; return False if it is locked, or if `needs_mark` and it has no mark.
 
-        If this call raises, the ledger may be locked nevertheless; the next call finds this out.
+        If `acquire` raises, the ledger may be locked; the next `acquire` then takes this lock over.
         """
         return await self._acquire(ledger_id, is_marked=True if needs_mark else None)
 
@@ -308,7 +309,7 @@ class UnderreplicationManager:
         return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
     async def _acquire(self, ledger_id: int, *, is_marked: bool | None) -> bool:
-        """Lock a ledger that is marked (True), is not marked (False), or may be either (None)."""
+        """Lock a ledger, only if it has a mark (True) or no mark (False), or in any case (None)."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
@@ -345,10 +346,10 @@ class UnderreplicationManager:
             return True
 
     async def follow_mark(self, ledger_id: int, lock: RepairLock) -> int | None:
-        """Let `mark_replicated` remove the mark in its present version; return this version.
+        """Read the mark's version, which `mark_replicated` then requires; return this version.
 
-        The caller must repeat all checks that it made under an older version. The result is None if
-        `lock` was lost.
+        After a new version, the caller must repeat its earlier checks of the ledger's copies. If
+        there is no mark, return the former version. Return None if `lock` was lost.
         """
         async with self._serial:
             if not (self.has(ledger_id, lock) and await lock.is_held()):
@@ -442,13 +443,12 @@ class UnderreplicationManager:
         return held.mark_version is None and is_young
 
     async def give_back_doubtful(self) -> None:
-        """Give back the locks in doubt: this worker may have them, and no task relies on them.
+        """Give back all locks in doubt, so that other workers can lock these ledgers.
 
-        A lock that is not there stays in doubt for `LATE_SECONDS_MAX`, because its write may come
-        after this call.
-
-        If no lock is in doubt, this call sends nothing to the store. An outage may prevent a worker
-        from giving a lock back. Then other workers can lock the ledger after this call.
+        No task relies on a lock in doubt. A lock gets in doubt, for example, if an outage of the
+        store prevents a worker from giving the lock back. A lock that the store does not hold stays
+        in doubt for `LATE_SECONDS_MAX`, because its unanswered write may still take effect. If no
+        lock is in doubt, this method sends nothing to the store.
 
         Raises:
             MetadataError: a lock could not be given back; the next call continues with this lock.
@@ -481,7 +481,7 @@ class UnderreplicationManager:
         return None if record is None else _lock_of(key, record.value)[0]
 
     async def close(self) -> None:
-        """Give all locks back; a next call retries the locks that could not be given back.
+        """Give all locks back; another `close` retries the locks that could not be given back.
 
         Raises:
             MetadataError: the first error, after all locks were tried.
@@ -558,7 +558,7 @@ class UnderreplicationManager:
                     yield found
 
     async def checked_ms(self, check: str) -> int | None:
-        """Read when the last check of this kind ended, in ms; None before the first check."""
+        """Return the end of the last check of a kind, in ms; None if no end is stored."""
         return await self._number(_check_key(check)) or None
 
     async def check_version(self, check: str) -> int:
@@ -570,7 +570,7 @@ class UnderreplicationManager:
         return NOT_EXISTS if record is None else record.version
 
     async def set_checked_ms(self, check: str, now_ms: int, *, version: int | None = None) -> bool:
-        """Store when a check ended; return False if the stored time has another version."""
+        """Store the end of a check; return False if the stored time has not `version`."""
         try:
             await self._store.put(_check_key(check), b"%d" % now_ms, version=version)
         except (BadVersionError, NoSuchKeyError):
@@ -578,10 +578,10 @@ class UnderreplicationManager:
         return True
 
     async def forget_check(self, check: str) -> None:
-        """Reset the time of the last check of a kind, so that the next check begins at once.
+        """Reset the end of the last check of a kind, so that the next check begins at once.
 
-        The end of a check that is under way will not be stored, because the version has changed
-        (`check_version`).
+        A check under way cannot store its end, because `forget_check` changes the version that
+        `check_version` returned.
         """
         await self._store.put(_check_key(check), b"0")  # a deletion of nothing would leave no trace
 

@@ -202,7 +202,11 @@ class QuorumChange:
     async def _fill(
         self, old: LedgerMetadata, new: LedgerMetadata, duty: SlotDuty, progress: _GivenEntries
     ) -> None:
-        """Copy the entries that a slot lacks by the new layout, and check its bookie again."""
+        """Copy entries to a slot's bookie until it has all entries of the slot by the new layout.
+
+        All entries that only the new layout assigns to the slot are copied, and the missing ones of
+        the others. If the quorum shrinks, damaged entries are copied, too.
+        """
         shrinks = new.write_quorum_size < old.write_quorum_size
         target = duty.bookie_id
         copier = EntryCopier(
@@ -248,7 +252,7 @@ class QuorumChange:
         *,
         shrinks: bool,
     ) -> list[EntryRange]:
-        """Return the `owed` entries that are missing or, if the quorum shrinks, damaged."""
+        """Return the missing entries of `owed`, and the damaged entries if the quorum shrinks."""
         ranges = merged(owed)
         first, last = ranges[0][0], ranges[-1][1]
         pool, incarnation = self._client.pool, await copier.incarnation()
@@ -304,7 +308,7 @@ class QuorumChange:
         )
 
     async def _conditions(self, progress: _GivenEntries) -> list[Check]:
-        """Return the checks that no cookie changes of the bookies on which the change relies."""
+        """Return the checks that no bookie on which the change relies has another cookie."""
         cookies = self._client.ensembles.cookies
         names = sorted(progress.relied_on)
         found = await gather(cookies.read_latest(name) for name in names)

@@ -1,7 +1,7 @@
 """The last repairs of each worker, as information for operators: one record for each worker.
 
-A worker writes its record at most every few seconds, and once more when it ends. No program makes a
-decision by these records. So a damaged, outdated or missing record does no harm.
+A worker writes its record at most every few seconds, and once more when it ends. No program uses
+these records for a decision. So a damaged, outdated or missing record does no harm.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ async def ended_repairs(
 
 
 async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms: int) -> list[str]:
-    """Remove records of workers that are no bookies of the cluster; return these workers' names.
+    """Remove records of workers that are not in `known`; return the names of these workers.
 
     The newest `STRANGERS_MAX` records stay for `STRANGER_SECONDS`. A worker that still runs writes
     its complete record again.

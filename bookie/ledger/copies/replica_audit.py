@@ -1,19 +1,19 @@
-"""Audit copies: read from each bookie what it should store, verify the entries, and judge.
+"""Audits copies: reads and verifies the entries that each bookie should store.
 
-An audit fences and writes nothing. Before a verdict of damage, the audit reads the metadata again,
-after the copies. So an ensemble change or a deletion during the audit does not count as damage. A
-copy of an open ledger may still be on its way to its bookie, so the audit asks for a missing copy
-again after a pause.
+An audit fences no ledger and writes nothing. If copies seem damaged, the audit reads the metadata
+again before its verdict. So an ensemble change or a deletion during the audit does not count as
+damage. An entry of an open ledger may reach one of its bookies late, so the audit asks for a
+missing entry again after a pause.
 
 ============= ====================================================================================
 verdict       meaning
 ============= ====================================================================================
-ok            every entry of the range is there, and its digest is right
+ok            the bookie has every entry of the range with a correct digest
 missing       the bookie does not have the entries, or is in limbo and may have lost them
-misplaced     the bookie does not have them, but a bookie that should not store them has them
-corrupt       the bookie has them, and their bytes are wrong or cannot be read
+misplaced     the bookie lacks the entries; another bookie has them, but should not store them
+corrupt       the bookie has the entries, but their bytes are wrong or cannot be read
 unreachable   the bookie did not answer
-wrong-length  the last entry proves another length than the metadata of the closed ledger says
+wrong-length  the last entry of the closed ledger proves another length than the metadata has
 unreadable    the ledger's metadata is damaged
 ============= ====================================================================================
 """
@@ -170,7 +170,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Drop findings about entries that arrive in time, or are no longer this bookie's duty."""
+        """Drop findings about entries that arrived late or that the bookie need not store now."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -279,7 +279,7 @@ def _judge_empty(metadata: LedgerMetadata) -> ReplicaVerdict:
 
 
 def _unreachable(item: AuditItem, reason: str) -> list[ReplicaVerdict]:
-    """Return the verdicts about an open ledger whose last entry could not be read."""
+    """Return a verdict for each copy of an open ledger whose last entry could not be read."""
     return [
         ReplicaVerdict(
             item.ledger_id,

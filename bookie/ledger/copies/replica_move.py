@@ -265,7 +265,7 @@ class ReplicaMove:
     def _may_go_on(
         self, begun: _BegunMove, slots: Collection[int], excluded: Collection[str]
     ) -> bool:
-        """Drop the slots that keep their bookie; return False if the move must begin anew."""
+        """Keep only newcomers for `slots`; return False if the move needs other newcomers."""
         begun.newcomers = {slot: name for slot, name in begun.newcomers.items() if slot in slots}
         writable = self._client.directory.bookies()
         return bool(begun.newcomers) and all(
@@ -279,7 +279,7 @@ class ReplicaMove:
         slots: Sequence[int],
         excluded: Collection[str],
     ) -> dict[int, str]:
-        """Choose a newcomer for each of `slots`, or for some of them if placement finds too few."""
+        """Choose newcomers by slot; a slot for which placement finds no bookie is omitted."""
         newcomers = self._client.ensembles.newcomers(
             fragment.bookies, slots, metadata.write_quorum_size, excluded=excluded
         )
@@ -303,9 +303,9 @@ class ReplicaMove:
         """Copy all entries of a slot, and check that the newcomer lists them.
 
         Entries that the newcomer already lists are copied, too, because they may be damaged or not
-        durable yet. The entries below `following[slot]` are an exception, because an earlier
-        attempt of this process copied them. They are copied again only if the newcomer no longer
-        lists them: it may have reclaimed them between two locks.
+        durable yet. The entries below `following[slot]` are an exception: an earlier attempt of
+        this process copied them, so they are copied again only if the newcomer no longer lists
+        them. Between the locks of two attempts, the newcomer may reclaim entries.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
         done = following.get(slot, fragment.first_entry_id)

@@ -102,7 +102,10 @@ def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]
 def with_newcomers(
     metadata: LedgerMetadata, first_entry_id: int, newcomers: Mapping[int, str]
 ) -> LedgerMetadata:
-    """Return the metadata with `newcomers`, by slot, in the fragment from `first_entry_id` on."""
+    """Return the metadata after each slot of `newcomers` got its new bookie in one fragment.
+
+    The fragment is the fragment whose first entry is `first_entry_id`.
+    """
     fragments = tuple(
         replace(
             one,
@@ -181,7 +184,7 @@ def pack_items(
 
 
 def stripe_ranges(stripe: Stripe, first: int, last: int) -> list[EntryRange]:
-    """Return the ids of a stripe from `first` to `last`, as ranges."""
+    """Return the ids of a stripe that lie between `first` and `last`, inclusive, as ranges."""
     if last < first:
         return []
     if stripe.modulus == 0:
@@ -281,7 +284,7 @@ def count_of(ranges: Iterable[EntryRange]) -> int:
 def duties(
     metadata: LedgerMetadata, bookie_id: str, wanted: Sequence[EntryRange]
 ) -> list[EntryRange]:
-    """Return those `wanted` entries that the bookie should store, by the ledger's metadata."""
+    """Return the part of `wanted` that a bookie should store according to the metadata."""
     quorum = quorum_of(metadata)
     owed: list[EntryRange] = []
     for first, bookies, last in fragment_ends(metadata):

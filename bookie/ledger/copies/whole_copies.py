@@ -29,17 +29,17 @@ from bookie.ledger.read.verification import list_stored
 
 
 async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[str]) -> str:
-    """Describe the first missing copy of a ledger; return "" if all copies are listed.
+    """Return the first reason why copies of a ledger may be missing; "" if all are listed.
 
-    If the ledger is not closed, the result says so. A listing does not prove that the bytes of an
-    entry are intact. Only listings by the incarnation in a bookie's cookie count, because an older
-    process of the bookie may still answer.
+    The reason may also be an open ledger, a vacant slot, or a bookie in `silent`. A listing does
+    not prove that the bytes of an entry are intact. Only listings by the incarnation in a bookie's
+    cookie count, because an older process of the bookie may still answer.
 
     Args:
         client: the client whose connections are used.
         metadata: the metadata of the ledger.
-        silent: bookies that are not asked, because they did not answer before. A bookie that does
-            not answer now is added.
+        silent: bookies that are not asked, because they did not answer before. `find_lack` adds a
+            bookie that does not answer.
 
     Raises:
         BookieError: a member did not answer, or has another incarnation; nothing is proven.
@@ -80,10 +80,10 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
 
 
 async def find_unreadable(client: LedgerClient, metadata: LedgerMetadata, pace: Pace) -> str:
-    """Describe the first entries without an intact copy on any member; return "" if none lack one.
+    """Describe the first entries of which no bookie has an intact copy; "" if there are none.
 
-    One member of each write set is read. Another member is read only for entries whose copies on
-    the earlier members are missing or damaged.
+    One bookie of each write set is read. Another bookie is read only for entries whose copies on
+    the earlier bookies are missing or damaged.
 
     Args:
         client: the client whose connections are used.
@@ -115,7 +115,7 @@ async def _still_unread(
     incarnations: Incarnations,
     pace: Pace,
 ) -> list[EntryRange]:
-    """Read the `wanted` entries that a slot should store; return those without a verified copy."""
+    """Read the `wanted` entries of a slot; return the `wanted` entries without a good copy yet."""
     if not wanted:
         return []
     stripe = quorum_of(metadata).stripe_of(slot)
