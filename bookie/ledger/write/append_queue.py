@@ -1,9 +1,9 @@
-"""Queues appends until they form batches: payloads in id order, with their callers' futures.
+"""Queues payloads in id order, with the futures of their callers, until batches carry them.
 
-Payloads collect in a group until the group is full (by entries or bytes) or is taken. So one batch
-carries the appends of one turn of the event loop, or the appends made while earlier batches are in
-flight. Taking a batch does no work per entry. An append gets its entry id when it enters this
-queue.
+The queue collects payloads in a *group*, which becomes one batch. A group is complete when it is
+full (by entries or bytes), or when the writer takes it. So one batch carries the appends of one
+turn of the event loop, or the appends made while earlier batches are in flight. Taking a group does
+no work per entry. An append gets its entry id when it enters the queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bookie.ledger.connection.calls import fresh, settle
 
 
 class NewEntries(NamedTuple):
-    """Entries to append together: each entry is `prefix` and one of the payloads.
+    """Entries to append together; each entry consists of `prefix` and one of the payloads.
 
     The lists in this object must not change after its creation.
     """
@@ -69,7 +69,7 @@ class PendingAppends:
         self.payloads += payloads
 
     def succeed(self) -> None:
-        """Resolve the futures: all entries are durable."""
+        """Set the results of the futures, after all entries of the group became durable."""
         for future, outcome in zip(self.futures, self.outcomes, strict=True):
             # A cancelled waiter gets no result; its entry is written anyway.
             if not future.done():
@@ -103,7 +103,7 @@ class AppendQueue:
         return bool(self._full)
 
     def put(self, payload: bytes, future: Future[int]) -> None:
-        """Queue one entry; `future` gets its id."""
+        """Queue one entry; `future` gets the entry's id when the entry is durable."""
         size = len(payload) + self.overhead_bytes
         group = self._open
         if group.packed_bytes + size > self._bytes_max or len(group.payloads) >= self._entries_max:
@@ -116,7 +116,7 @@ class AppendQueue:
         self.next_entry_id = entry_id + 1
 
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
-        """Queue one or more entries; `future` gets the range of their ids.
+        """Queue one or more entries; `future` gets the range of ids when all are durable.
 
         Usually all entries fit into the open group. Otherwise, bisection finds how many entries fit
         into each group, so that only C code runs per entry.
@@ -167,7 +167,7 @@ class AppendQueue:
         return group
 
     def check(self, size_bytes: int) -> None:
-        """Refuse a payload of this size if it is too large for an entry.
+        """Raise an error if a payload of this size does not fit into an entry.
 
         Raises:
             BadRequestError: the payload is too large.

@@ -1,4 +1,4 @@
-"""The errors that end a writer, or prevent the close of a ledger."""
+"""Creates the errors that end a writer or that prevent the close of a ledger."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bookie.ledger.metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """Return the error if `found` is not closed at the writer's own end; otherwise None.
+    """Return None if `found` is closed at the writer's last entry and length, else the error.
 
-    A close at the writer's last entry and length is accepted. Another client may have closed the
-    ledger, or the writer itself in an attempt whose answer was lost.
+    It does not matter who closed the ledger: another client, or this writer by a write whose answer
+    was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """
@@ -36,7 +36,7 @@ def refusal_to_close(
 
 
 def id_given_away(ledger_id: int) -> BookieError:
-    """Return the error for metadata with another creation token, which is of another ledger."""
+    """Return the error of a writer whose ledger was deleted, and whose ledger id was reused."""
     return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
@@ -67,7 +67,7 @@ def _final(error: BookieError, text: str) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """Return the error of a batch without ack quorum in time; `causes` has a text per bookie.
+    """Return the error of a batch that got no ack quorum in time; `causes` has bookies' reasons.
 
     `limit_spent` is the limit of ensemble changes per minute if it prevented a replacement;
     otherwise 0.
@@ -84,9 +84,9 @@ def no_ack_quorum(
 def rate_spent(
     ledger_id: int, bookie_id: str, seconds: float, retry_after_seconds: float, said: str
 ) -> BookieError:
-    """Return the error of a batch that a bookie refused for `seconds`, because a rate is used up.
+    """Return the error of a batch that a bookie refused for `seconds` because of a rate limit.
 
-    `said` is what the bookie answered last.
+    `said` is the message of the bookie's last answer.
     """
     return TooManyRequestsError(
         f"ledger {ledger_id}: {bookie_id} took nothing for {seconds:g} s "

@@ -1,4 +1,4 @@
-"""Deferred sync: batches that are written but perhaps not durable, and the force under way."""
+"""Deferred sync: tracks confirmed batches that a force must still make durable."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _Round:
 
 
 class DeferredSync:
-    """Batches that are confirmed but perhaps not durable yet, and the force under way.
+    """Tracks batches that are confirmed but perhaps not durable, and the running force.
 
     A bookie's acknowledgement counts as durable once the same bookie has answered a force that
-    began after the acknowledgement. The stream to the bookie must not break in between, because a
-    broken stream may mean a restart. A force names the bookie process that accepted the adds (its
-    `life`), so a restarted bookie refuses the force.
+    began after the acknowledgement. If the stream to the bookie breaks before this answer, the
+    acknowledgement is dropped, because the bookie may have restarted. A force names the bookie
+    process that accepted the adds (its `life`), so a restarted bookie refuses the force.
     """
 
     def __init__(self, quorum: Quorum) -> None:
@@ -66,7 +66,7 @@ class DeferredSync:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
     def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force; return its durable batches, and True if all of its batches are durable."""
+        """End the force; return its batches that are durable now, and True if all of them are."""
         force = self._round
         assert force is not None
         self._round = None

@@ -67,9 +67,9 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch, expected: int = 0) -> bool:
-        """True if the counted slots form an ack quorum for the whole batch, in enough domains.
+        """True if countable slots form an ack quorum for the whole batch, in enough domains.
 
-        The slots in `expected` count as if they had acknowledged it.
+        The slots in `expected` count as if they had acknowledged the batch.
         """
         acked, quorum = (batch.acked | expected) & self.countable, self.quorum
         if not quorum.is_acknowledged(acked, batch.classes):
@@ -80,7 +80,7 @@ class Delivery:
         )
 
     def confirm(self, effects: list[WriterEffect]) -> None:
-        """Confirm pending batches, oldest first, until a batch lacks acknowledgements."""
+        """Confirm pending batches, oldest first, up to the first batch without an ack quorum."""
         pending = self.window.pending
         while pending and self.is_acknowledged(pending[0]):
             head = pending.popleft()
@@ -93,7 +93,7 @@ class Delivery:
             self.release_if_done(head, effects)
 
     def release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
-        """Drop a confirmed batch once all its working slots have acknowledged it."""
+        """Release a confirmed batch that each of its slots, except dead slots, has acknowledged."""
         if (
             batch.confirmed
             and not batch.slots & ~batch.acked & ~self.slots.dead
@@ -111,7 +111,11 @@ class Delivery:
             self.release_if_done(batch, effects)
 
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
-        """Skip bookies with broken streams, if the oldest batches wait only for such bookies."""
+        """Make room for appends: skip bookies for which the oldest batches wait in vain.
+
+        Only bookies with broken streams are skipped. With `is_store_away`, also release batches
+        that wait only for an ensemble change.
+        """
         effects: list[WriterEffect] = []
         while not self.window.has_room:
             oldest = next(iter(self.window.retained.values()))
@@ -129,7 +133,7 @@ class Delivery:
         return effects
 
     def publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
-        """Send the LAC alone, unless a pending batch will carry it."""
+        """Send the LAC in a request without entries, if no pending batch will carry the LAC."""
         lac = self.window.last_add_confirmed
         if self.window.pending or lac == NO_ENTRY or not slots:
             return []
@@ -155,12 +159,12 @@ class Delivery:
         return effects
 
     def skip_fenced(self, slots: int) -> list[WriterEffect]:
-        """Skip these bookies, which report that another client fenced the ledger."""
+        """Skip the bookies of `slots`, which report that another client fenced the ledger."""
         self.slots.fenced |= slots
         return self.skip(slots)
 
     def lose(self, slots: int) -> list[WriterEffect]:
-        """Drop all acknowledgements of these bookies, because they may have lost their data."""
+        """Drop the acknowledgements of bookies that may have lost their data."""
         effects: list[WriterEffect] = []
         for slot in slots_of(slots & ~self.slots.lost):
             self.epochs[slot] += 1  # answers in flight are about lost data
@@ -174,7 +178,7 @@ class Delivery:
         return effects
 
     def disconnect(self, slot: int) -> list[WriterEffect]:
-        """Record that the slot's stream broke; its unforced acknowledgements are void."""
+        """Record that a slot's stream broke; with deferred sync, drop unforced acknowledgements."""
         self.slots.disconnect(slot)
         if self.deferred is not None:
             self.deferred.forget(slot)
@@ -183,7 +187,7 @@ class Delivery:
         return self.pacing.end(slot)
 
     def revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and send it all retained batches that it has not acknowledged."""
+        """Use a bookie again, and send it all retained batches that it has not acknowledged."""
         bit = 1 << slot
         self.slots.restore(slot)
         effects = self.pacing.end(slot)
@@ -214,18 +218,18 @@ class Delivery:
     # -- an ensemble change ------------------------------------------------------------------------
 
     def hold(self, change: EnsembleChange) -> None:
-        """Hold a proposed change: do not count its replaced slots, and keep its entries."""
+        """Stop counting the slots that a proposed change replaces, and retain its entries."""
         self.countable = ~change.replaced
         self.held_from = change.first_entry_id
 
     def end_hold(self, effects: list[WriterEffect]) -> None:
-        """Confirm and release the held batches, because the change is in force or void."""
+        """End `hold`, after the change succeeded or failed; confirm and release held batches."""
         self.countable, self.held_from = _EVERY_SLOT, _LATER_THAN_ALL
         self.confirm(effects)
         self._release_done(effects)
 
     def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        """Put newcomers into slots; newcomers store only the entries from the change on."""
+        """Put newcomers into slots; they store only entries from the change's first entry on."""
         replaced = change.replaced
         effects: list[WriterEffect] = []
         for slot in change.newcomers:

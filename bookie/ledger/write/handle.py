@@ -213,12 +213,12 @@ class WriterHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The highest id up to which all entries are durable; -1 without such an entry."""
+        """The id of the last entry up to which all entries are durable; -1 if there is none."""
         return self._machine.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The id of the last appended entry, durable or not; -1 without one."""
+        """The id of the last appended entry, durable or not; -1 before the first append."""
         return self._queue.next_entry_id - 1
 
     @property
@@ -238,7 +238,7 @@ class WriterHandle:
 
     @property
     def failure(self) -> BookieError | None:
-        """The error of further appends, also after `close`; None while appends are accepted."""
+        """The error that the next append would raise, also after `close`; None if none."""
         return self._refusal
 
     @property
@@ -249,20 +249,21 @@ class WriterHandle:
     async def append(self, payload: Payload) -> int:
         """Append one entry and return its id.
 
-        The call returns when the ack quorum has made the entry durable (with deferred sync: has
-        written it). A cancelled caller stops waiting; the entry may be written anyway.
+        `append` returns when an ack quorum has made the entry durable; with deferred sync, when an
+        ack quorum has written the entry. If the caller is cancelled, the entry may still be
+        written.
 
         Raises:
             BadRequestError: the payload does not fit into an entry, or the call comes from another
                 thread or event loop than the writer's; nothing was appended.
-            ClientClosedError: the writer was closed; nothing was appended, unless the close
-                happened during this call: then the outcome is unknown.
+            ClientClosedError: the writer or the client was closed. If this happened before the
+                call, nothing was appended, otherwise the outcome is unknown.
             LedgerFencedError: another client took over the ledger. After this error and the errors
                 below, the outcome is unknown; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
-            TooManyRequestsError: a rate is used up, and a bookie took nothing for so long that the
-                client's patience is over.
+            TooManyRequestsError: a bookie limits the client's rate, and accepted nothing for
+                ``client.rate_patience_seconds``.
             LedgerError, RequestError: a bookie refused the add; the writer ends.
         """
         # Check the thread once per turn; other appends of the turn only compare an integer.
@@ -290,8 +291,8 @@ class WriterHandle:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append many entries in order and return their ids, which are consecutive.
 
-        The call returns when all entries are durable. Cancellation and errors are as in `append`;
-        after an error, a prefix of the entries may be durable.
+        `append_many` returns when all entries are durable. Cancellation and errors are as in
+        `append`; after an error, a prefix of the entries may be durable.
         """
         self._require_here()
         entries = checked_payloads(payloads)
@@ -361,10 +362,10 @@ class WriterHandle:
     async def close(self) -> LedgerMetadata:
         """Confirm pending entries, then close the ledger; return its final metadata.
 
-        After this call, the writer accepts no append. A second close is not an error. A failed
-        writer closes the ledger at its last confirmed entry. This is refused if another client took
-        the ledger, or if a returned append would be lost (deferred sync). A cancelled caller stops
-        waiting; the ledger is closed anyway.
+        From this call on, the writer accepts no append. A second close is not an error. A failed
+        writer closes the ledger at the last confirmed entry, unless another client took the ledger.
+        With deferred sync, a failed writer does not close the ledger if this would lose an append
+        that has returned. If the caller is cancelled, the writer still closes the ledger.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
@@ -408,7 +409,7 @@ class WriterHandle:
         self._step(event)
 
     def abandon(self) -> None:
-        """End the writer because its client ends; waiting appends fail with an unknown outcome."""
+        """End the writer because its client closes; pending appends have an unknown outcome."""
         if self._abandoned:
             return
         error = ClientClosedError("the client was closed while an operation was under way")
@@ -421,10 +422,10 @@ class WriterHandle:
         self._forced(error)
 
     def _require_here(self) -> None:
-        """Refuse calls from other threads and event loops.
+        """Raise an error in any thread or event loop other than the writer's.
 
         Raises:
-            BadRequestError: the call comes from another thread or loop; nothing was done.
+            BadRequestError: another thread or event loop made this call; nothing was done.
         """
         if get_ident() != self._thread or not self._loop.is_running():
             raise BadRequestError(_elsewhere(self._ledger_id))
@@ -437,7 +438,10 @@ class WriterHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Cut batches while the state machine accepts them; then publish the LAC, or close."""
+        """Pass queued appends to the state machine as batches; if none is left, publish or close.
+
+        Only an empty queue allows to publish the LAC without a batch, or to close the ledger.
+        """
         self._flush_scheduled = False
         queue, machine = self._queue, self._machine
         overhead = queue.overhead_bytes
@@ -467,7 +471,7 @@ class WriterHandle:
             self._note_skipped()
 
     def _note_skipped(self) -> None:
-        """Log the bookies that the writer starts to skip, and those that it uses again."""
+        """Log each bookie that the writer now skips, and each bookie that it uses again."""
         before, self._skipped = self._skipped, self._machine.slots.dead
         for slot in slots_of(before ^ self._skipped):
             bookie_id = self._machine.metadata.last_fragment.bookies[slot]
@@ -542,7 +546,7 @@ class WriterHandle:
             self._lanes.send(slot, request, on_answer)
 
     def _tell_lac(self) -> None:
-        """Publish the LAC if no request has carried it, because the writer sends no more adds."""
+        """Publish the LAC if no request has carried it; a failed writer sends no more adds."""
         machine = self._machine
         if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
             self._send_lac(machine.last_add_confirmed, machine.slots.up)
@@ -595,7 +599,7 @@ class WriterHandle:
         self._flushers.confirmed(self._acknowledged_id)
 
     def _fail(self, error: BookieError) -> None:
-        """End the writer: unconfirmed appends fail with unknown outcome; new ones are refused."""
+        """Refuse new appends with `error`, and fail pending appends with an unknown outcome."""
         self._refusal = error
         groups = list(self._unconfirmed.values())
         while self._queue:

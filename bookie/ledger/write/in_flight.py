@@ -1,7 +1,7 @@
 """The in-flight window of a writer limits unconfirmed appends, and queues callers for room.
 
-Entry ids follow the order of the append calls. So a caller that finds no room waits in a queue. A
-later caller joins the queue even if there is room by then; `is_blocked` tells the caller to wait.
+Entry ids follow the order of the append calls. So a caller waits in a queue if the window is full,
+or if an earlier caller still waits. `is_blocked` tells a caller to wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InFlightWindow:
             self._leave(turn)
 
     async def wait(self, turn: Turn | None = None) -> None:
-        """Wait for the caller's turn; then the caller must `take` without an await in between."""
+        """Wait for the caller's turn; the caller must then call `take` before its next await."""
         if turn is None:
             turn = self._join()
         try:
@@ -52,14 +52,14 @@ class InFlightWindow:
             self._update()
 
     def take(self, entries: int, size: int) -> None:
-        """Count new entries and bytes, even beyond a limit: an oversized entry must pass."""
+        """Count new entries and bytes as in flight, even beyond a limit."""
         self._entries += entries
         self._bytes += size
         if self.is_blocked or self._bytes >= self._bytes_max or self._entries >= self._entries_max:
             self._update()
 
     def give_back(self, entries: int, size: int) -> None:
-        """Stop counting these entries and bytes."""
+        """Subtract entries and bytes that are no longer in flight, and wake a waiting caller."""
         self._entries -= entries
         self._bytes -= size
         self._update()
@@ -91,7 +91,7 @@ class InFlightWindow:
             self._update()
 
     def _update(self) -> None:
-        """Wake the first caller if there is room, and decide whether the next caller waits."""
+        """Wake the first waiting caller if there is room, and recompute `is_blocked`."""
         is_full = self._is_open and (
             self._is_held or self._bytes >= self._bytes_max or self._entries >= self._entries_max
         )

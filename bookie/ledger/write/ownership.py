@@ -3,7 +3,7 @@
 ========= ==========================================================================================
 operation what happens, and what ends it
 ========= ==========================================================================================
-check     read the metadata, and see who owns the ledger -> StillOurs, LedgerTaken or CheckFailed
+check     read the metadata, to find the ledger's owner -> StillOurs, LedgerTaken or CheckFailed
 change    compare-and-set an ensemble change; after a conflict or without an answer, read the
           metadata, and repeat the same change if the metadata has the version from before
           -> Changed, Overtaken or LedgerTaken
@@ -71,14 +71,14 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The ensemble change is in force."""
+    """The metadata in the store contains the ensemble change."""
 
     change: EnsembleChange
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The ensemble change will never happen; no other client has taken the ledger."""
+    """Newer metadata excludes the ensemble change for ever; the writer still owns the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CloseDone:
 
 @dataclass(frozen=True, slots=True)
 class CloseRefused:
-    """Another client closed the ledger, or its state is unknown."""
+    """The close failed: another client took or closed the ledger, or its state is unknown."""
 
     error: BookieError
 
@@ -105,7 +105,7 @@ class _Operation(enum.Enum):
 
 
 class LedgerOwnership:
-    """The writer's view of its ledger's metadata, and the operation under way."""
+    """The last metadata that a writer knows, and the writer's operation on the metadata."""
 
     def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
         self.metadata = metadata
@@ -146,7 +146,7 @@ class LedgerOwnership:
         return [ReadMetadata()] if is_reading else []
 
     def step(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
-        """Handle the store's answer; return the next effects, and at the end the outcome."""
+        """Handle the store's answer; return the next effects, and the outcome if it is known."""
         match self._operation:
             case _Operation.CHECK:
                 effects, outcome = self._on_check(event)

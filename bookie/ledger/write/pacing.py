@@ -1,14 +1,15 @@
-"""Sends batches to bookies that hold this client to a rate, as slowly as they want.
+"""Sends batches slowly to bookies that limit the rate of this client.
 
-A bookie that answers TOO_MANY_REQUESTS is alive: it is neither skipped nor replaced. Its slot is
-**paced** from then on. It gets nothing until the time that the bookie named is over. Then it gets
-its oldest batch, and for each batch that it takes the writer may send one more at a time. So hardly
-anything is sent in vain, although all batches wait. The slot is no longer paced once it has taken
-every batch.
+A bookie that answers TOO_MANY_REQUESTS is alive, so the answer alone does not replace the bookie.
+The answer makes the bookie's slot **paced**. A paced slot gets no batch during the pause that the
+bookie asked for. After the pause, the slot gets its oldest batch. Each batch that the bookie
+accepts increases by one the number of batches that the slot may have in flight. So the bookie
+refuses few batches, although many batches wait. A slot is paced until its bookie has accepted every
+batch.
 
-Three timers belong to a paced slot. `resend` is the time that the bookie named. `paced` is the
-deadline of the batches that were sent, because the deadlines of batches excuse paced slots.
-`patience` is the time for which appends wait while the bookie takes nothing.
+Three timers belong to a paced slot. `resend` ends the pause that the bookie asked for. `paced` is
+the deadline for an answer to the sent batches, because a batch's own deadline ignores paced slots.
+`patience` limits how long appends wait while the bookie accepts no batch.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from bookie.ledger.write.writer_events import Resend, WriterEffect
 
 @dataclass(slots=True)
 class PacedSlot:
-    """A slot that gets its batches one after the other."""
+    """The state of one paced slot."""
 
     is_waiting: bool = True
-    """True until the time that the bookie named is over."""
+    """True during the pause that the bookie asked for."""
     retry_after_seconds: float = 0.0
-    """The last time that the bookie named, or the shortest pause."""
+    """The last pause that the bookie asked for, but not below the shortest pause."""
     allowed: int = 1
-    """The number of batches that may be under way."""
+    """The number of batches that may be in flight."""
     under_way: frozenset[int] = field(default_factory=frozenset)
-    """The batches that were sent and are not answered."""
+    """The numbers of the batches in flight: sent, but not answered."""
 
 
 class Pacing:
@@ -48,7 +49,7 @@ class Pacing:
         return sum(1 << slot for slot in self.slots)
 
     def hold_back(self, slot: int, seconds: float) -> list[WriterEffect]:
-        """Send nothing to a slot for `seconds`, because its bookie wants that."""
+        """Pause a slot for `seconds`, but at least `resend_seconds`; ignore this during a pause."""
         effects: list[WriterEffect] = []
         paced = self.slots.get(slot)
         if paced is None:
@@ -63,13 +64,13 @@ class Pacing:
         return [*effects, StartTimer(("resend", slot), paced.retry_after_seconds)]
 
     def go_on(self, slot: int) -> list[WriterEffect]:
-        """Send the oldest batch, because the time is over."""
+        """End the pause of a slot, and send the slot its oldest batch."""
         paced = self.slots[slot]
         paced.is_waiting = False
         return self._send(slot, paced) + self._deadline(slot)
 
     def taken(self, slot: int, batch: int) -> list[WriterEffect]:
-        """Send the next batches, because the bookie took one."""
+        """Record that a slot's bookie accepted a batch, and send the next batches to the slot."""
         paced = self.slots[slot]
         paced.under_way -= {batch}
         effects: list[WriterEffect] = [
@@ -82,9 +83,9 @@ class Pacing:
         return effects
 
     def appended(self) -> list[WriterEffect]:
-        """Send the newest batch to paced slots that may get one more.
+        """Send waiting batches to paced slots that may have more batches in flight.
 
-        Their deadlines stay: appends must not put off the end of a silent bookie.
+        An append does not restart the deadline `paced`, so a silent bookie still misses it.
         """
         return [
             effect
@@ -94,7 +95,7 @@ class Pacing:
         ]
 
     def end(self, slot: int) -> list[WriterEffect]:
-        """Pace the slot no longer: it has taken all, or something else happened to its bookie."""
+        """Stop pacing a slot: its bookie accepted all batches, was skipped, or has a new state."""
         if self.slots.pop(slot, None) is None:
             return []
         return [CancelTimer((kind, slot)) for kind in ("resend", "paced", "patience")]
@@ -112,7 +113,7 @@ class Pacing:
         return effects if paced.under_way else self.end(slot)
 
     def _deadline(self, slot: int) -> list[WriterEffect]:
-        """Give the bookie its time for an answer, unless its slot is no longer paced."""
+        """Restart the timer `paced` of a slot, if the slot is still paced."""
         if slot not in self.slots:
             return []
         return [StartTimer(("paced", slot), self._limits.add_timeout_seconds)]

@@ -3,12 +3,12 @@
 ======== ===========================================================================================
 slot     meaning
 ======== ===========================================================================================
-up       its stream is open: batches are sent when they are made
-down     its stream is broken, but may reconnect: batches wait for it while there is room
-dead     it failed (by a status or the add timeout): skipped as long as the others can acknowledge.
-         Up again when its stream reopens, or when it stores a **probe**: one batch that is sent to
-         it from time to time, without waiting for the answer
-lost     dead for ever: it may have lost acknowledged entries, or reports that the ledger is fenced
+up       the bookie's stream is open: the writer sends it each new batch at once
+down     the bookie's stream is broken but may reconnect: batches wait while the writer has room
+dead     the bookie failed (by a status or the add timeout): no batch waits for it. The slot is up
+         again when the stream reopens, or when the bookie stores a **probe**: a batch that the
+         writer sends from time to time to test the bookie
+lost     dead for ever: the bookie may have lost entries, or reports that the ledger is fenced
 ======== ===========================================================================================
 
 A dead slot has one probe at a time, because requests must not accumulate at a silent bookie.
@@ -43,7 +43,7 @@ class Slots:
 
     @property
     def failing(self) -> int:
-        """The slots that are known not to answer."""
+        """The slots whose stream is broken or whose bookie is dead."""
         return self.broken | self.dead
 
     @property
@@ -100,7 +100,7 @@ class Slots:
         return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
 
     def targets(self, slots: int, batch: int) -> int:
-        """Return those of `slots` that get a new batch, which also probes waiting dead slots."""
+        """Return the part of `slots` that gets a new batch: up slots, and dead slots to probe."""
         probed = slots & self.probing & self.connected
         self.probing &= ~probed
         self.probes.update(dict.fromkeys(slots_of(probed), batch))

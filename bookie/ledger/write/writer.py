@@ -2,24 +2,24 @@
 
 The driver keeps the payloads. Whenever `may_append` allows it, the driver cuts its queue into
 **batches** of at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The
-state machine gets only the numbers of entries and bytes. The state machine gives the batch its ids,
-sends it, confirms it, and says when its bytes may be dropped. No code in this module runs per
-entry.
+state machine gets only the numbers of entries and bytes of a batch. The state machine gives the
+batch its ids, sends it, confirms it, and tells the driver when to drop its bytes. No code in this
+module runs per entry.
 
-A batch is **pending** until it is confirmed: its every class has Qa acknowledgements, and all
-earlier batches are confirmed. The last add confirmed (LAC) advances only when a batch is confirmed,
-to the batch's last id. A batch is **retained** until every slot that the writer still waits for has
-answered. So a bookie that reconnects receives the batches that it missed, and a slow bookie slows
-the writer. The writer skips a failed bookie (`slots`) as long as the others can acknowledge, and
-replaces it if there is a spare.
+A batch is confirmed when each of its classes has Qa acknowledgements and all earlier batches are
+confirmed; before that, it is **pending**. The last add confirmed (LAC) advances only when a batch
+is confirmed, to the batch's last id. A batch is **retained** until all its slots, except dead
+slots, have acknowledged it. So a bookie that reconnects receives the batches that it missed, and a
+slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as the others can
+acknowledge, and replaces the bookie if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
 ======== ===========================================================================================
 OPEN     Close -> DRAINING
-DRAINING nothing is retained or unsynced, or the writer failed -> CLOSING; cannot sync, or the store
-         is away while bookies are replaced -> STUCK
-CLOSING  compare-and-set won, or lost to an equal CLOSED -> CLOSED; refused -> STUCK
+DRAINING no batch is retained or unsynced (a failed writer retains none) -> CLOSING; batches cannot
+         be synced, or the store does not answer during an ensemble change -> STUCK
+CLOSING  the ledger is CLOSED at this writer's LAC and length -> CLOSED; close refused -> STUCK
 STUCK    Close -> DRAINING
 CLOSED   never
 ======== ===========================================================================================
@@ -29,34 +29,35 @@ ledger at its LAC, unless another client took the ledger or confirmed entries ar
 
 **Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. The ledger
 may still be OPEN and belong to this writer. In this case either the bookie failed, or a client
-fenced the ledger without a recovery. Then the bookie counts as lost, and errors report that the
-ledger was fenced there. If another client has taken the ledger, the writer fails.
+fenced the ledger without a recovery. Such a bookie counts as lost, and errors report that it has
+fenced the ledger. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
 The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return
 only as a newcomer.
 
 **Replacing bookies** (`ensemble_change`). A slot needs another bookie when its bookie refuses,
-misses its deadline or is lost. A slot also needs one when its stream stays broken for a while
-(shorter if an ack quorum needs the slot). While an ensemble change is under way, the slots that it
-replaces do not count. During a change, no entry from the change's first entry on is released. After
-a change, the newcomers get all entries from the change's first entry on. Entries before a change no
-longer wait for the old bookies. Slots that fail during a change wait for the next change. When the
-limit of changes per minute is reached, slots wait. Appends go on as long as there is an ack quorum.
-Appends without an ack quorum wait until a change may begin again. If a batch misses its deadline
-while it waits, the writer ends.
+misses its deadline or is lost. A slot also needs another bookie when its stream stays broken for a
+while; the writer waits less if an ack quorum needs the slot. During an ensemble change,
+acknowledgements of the replaced slots do not count, and no entry from the change's first entry on
+is released. After the change, the newcomers get all entries from the change's first entry on.
+Entries before the change no longer wait for the replaced bookies. Slots that fail during a change
+wait for the next change. When the limit of changes per minute is reached, slots wait for a change.
+Appends continue as long as there is an ack quorum. Appends without an ack quorum wait until a
+change may begin again. If a batch misses its deadline during this wait, the writer ends.
 
 **Epochs.** Each slot has an epoch: answers and events from another epoch are ignored. Only the
 answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the ledger.
 
-**Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for that. Its
-batches wait, and follow slowly (`pacing`). If it takes nothing for a long time and an append needs
-it, the writer ends. If only room or a close needs it, the writer skips it.
+**Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for this answer.
+The writer sends the bookie's batches slowly (`pacing`). If the bookie accepts nothing for a long
+time, and a pending batch needs it, the writer ends. If only a close or room for appends needs the
+bookie, the writer skips it.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
-after a force. An unforced acknowledgement becomes void when its stream breaks. With deferred sync,
-bookies are never replaced, because the safety of ensemble changes is not proven for unsynced
-entries.
+after a force. An acknowledgement that no force has covered is dropped when the bookie's stream
+breaks. With deferred sync, bookies are never replaced, because the safety of ensemble changes is
+not proven for unsynced entries.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """
@@ -143,7 +144,7 @@ _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
 
 
 class LedgerWriter:
-    """The state of one open ledger as its writer sees it. All fields are read-only for others."""
+    """The state machine of a ledger's writer. All fields are read-only for others."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class LedgerWriter:
     # -- queries of the driver -----------------------------------------------------------------
 
     def may_append(self, *, full: bool) -> bool:
-        """True if an `Append` is allowed now; `full` means that the batch cannot grow further."""
+        """True if an `Append` is allowed now; pass `full` if the next batch cannot grow further."""
         eager = full or len(self.window.pending) < self.limits.eager_batches_max
         has_room = self.window.has_room
         return eager and has_room and self.state is WriterState.OPEN and self.error is None
@@ -203,7 +204,7 @@ class LedgerWriter:
 
     @property
     def _is_working(self) -> bool:
-        """True if appends may arrive or await confirmation, and the metadata is not closed."""
+        """True if the ledger is not closed, and appends may arrive or wait for confirmation."""
         if self.state is WriterState.STUCK:
             return bool(self.window.pending)
         return self.state in (WriterState.OPEN, WriterState.DRAINING)
@@ -289,7 +290,7 @@ class LedgerWriter:
         return self._bury(bit)
 
     def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
-        """Handle a refusal that may end the writer, or its use of the slot; ignore others."""
+        """Handle an answer that ends the writer or its use of a slot; ignore other answers."""
         if self._is_closed:
             return []
         if epoch != self.epochs[slot]:
@@ -304,7 +305,7 @@ class LedgerWriter:
         return self._check_fence(1 << slot) if status is Status.FENCED else []
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
-        """Confirm and release all that new acknowledgements of `batch` permit."""
+        """Confirm and release batches after a new acknowledgement of `batch`."""
         effects: list[WriterEffect] = []
         if batch.confirmed:
             self.delivery.release_if_done(batch, effects)
@@ -353,7 +354,7 @@ class LedgerWriter:
         return self._fail(rate_spent(self.metadata.ledger_id, bookie_id, seconds, retry, said))
 
     def _unless_paced(self, slot: int, effects: list[WriterEffect]) -> list[WriterEffect]:
-        """Publish the LAC to a slot that was paced until now: its bookie may have refused it."""
+        """Add a `SendLac` to `effects` if the slot is not paced; the bookie may lack the LAC."""
         if slot in self.delivery.pacing.slots:
             return effects
         return effects + self._publish_lac(1 << slot, again=True)
@@ -371,7 +372,7 @@ class LedgerWriter:
         return self.delivery.lose(slots) + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and send it the batches that it missed."""
+        """Use a bookie again, and send it the batches that it missed."""
         bit = 1 << slot
         self.replacements.keep(bit)
         return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
@@ -470,7 +471,10 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Give broken streams time to reconnect; little time if an ack quorum needs them."""
+        """Start timers after which slots with broken streams get other bookies.
+
+        The time is shorter if an ack quorum needs these slots.
+        """
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:
             return []
@@ -526,7 +530,7 @@ class LedgerWriter:
         ]
 
     def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
-        """End a change: install its newcomers, or (None) count its slots again."""
+        """End a change: install its newcomers; with None, only count the replaced slots again."""
         effects: list[WriterEffect] = []
         if change is not None and self.error is None:
             effects += self._take_newcomers(change)
@@ -542,7 +546,7 @@ class LedgerWriter:
     # -- fences ------------------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """Skip a bookie that reports a fence, and check the metadata."""
+        """Skip a bookie that reports a fence, and record that the metadata must be checked."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
@@ -613,7 +617,7 @@ class LedgerWriter:
         return self._begin_change()
 
     def _drained(self) -> list[WriterEffect]:
-        """Sync unsynced batches, then close; all batches are confirmed, or the writer failed."""
+        """Close the ledger after its last batch was released; sync unsynced batches before."""
         deferred = self.deferred
         if deferred is not None and deferred.unsynced:
             if self.error is not None:

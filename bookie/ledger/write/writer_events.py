@@ -61,7 +61,7 @@ taken.
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The driver cut a batch; allowed only when `LedgerWriter.may_append` is true."""
+    """The driver has a new batch; this event is allowed only if `LedgerWriter.may_append`."""
 
     count: int
     payload_bytes: int
@@ -77,7 +77,7 @@ class AddAnswered:
     status: Status
     message: str = ""
     retry_after_seconds: float = 0.0
-    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
+    """With TOO_MANY_REQUESTS: the pause that the bookie asks for; 0 if it asks for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class LacAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ForceAnswered:
-    """A bookie answered, or failed to answer, a force."""
+    """A bookie answered a force, or the request failed."""
 
     force: int
     slot: int
@@ -131,7 +131,7 @@ class SlotSilent:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The slot's bookie has another incarnation and may have lost all that it acknowledged."""
+    """The slot's bookie has another incarnation; it may have lost all acknowledged entries."""
 
     slot: int
     epoch: int = 0
@@ -213,21 +213,21 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The batch's entries are durable, so its appends are done; batches are confirmed in order."""
+    """The batch has its ack quorum, so its appends return; batches are confirmed in id order."""
 
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The bytes of a batch are no longer needed."""
+    """Drop the bytes of a batch."""
 
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """The metadata now names these bookies, by slot: leave the old lanes, and open the new ones."""
+    """Leave the lanes of replaced bookies, and join the lanes of `bookies`, a map by slot."""
 
     bookies: Mapping[int, str]
 
@@ -242,7 +242,7 @@ class SendLac:
 
 @dataclass(frozen=True, slots=True)
 class SendForce:
-    """Ask `slots` to make their accepted entries durable; each answers with a `ForceAnswered`."""
+    """Ask the bookies of `slots` to make accepted entries durable; each gives a `ForceAnswered`."""
 
     force: int
     slots: int
@@ -250,14 +250,14 @@ class SendForce:
 
 @dataclass(frozen=True, slots=True)
 class ForceDone:
-    """The force ended; without an error, the LAC is the last entry confirmed before the force."""
+    """The force ended; without an error, all entries confirmed before the force are durable."""
 
     error: BookieError | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The writer ends: unconfirmed and queued appends get this error, with unknown outcome."""
+    """The writer ends: all pending appends get this error and have an unknown outcome."""
 
     error: BookieError
 

@@ -35,7 +35,7 @@ _SPREAD_SECONDS = 0.5
 
 
 class LaneOwner(Protocol):
-    """The writer that uses the lanes."""
+    """A writer that uses lanes and handles their events."""
 
     def take(self, event: WriterEvent) -> None:
         """Handle an event of a lane."""
@@ -123,7 +123,7 @@ class WriterLanes:
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
-        """Start to use the lanes of all bookies except `lost`, which have other incarnations."""
+        """Join the lanes of all bookies except `lost`: those bookies have new incarnations."""
         self._is_used = True
         self._tell_domains()
         for slot, bookie_id in zip(self._slots, self._bookies, strict=True):
@@ -152,7 +152,7 @@ class WriterLanes:
         return [slot.lane.describe() for slot in self._slots]
 
     def explained(self, error: BookieError) -> BookieError:
-        """Put the TLS error of a bookie, if there is one, at the start of the writer's error."""
+        """Put a bookie's TLS error, if there is one, at the start of NotEnoughBookiesError."""
         problems = [slot.lane.tls_problem for slot in self._slots if slot.lane.tls_problem]
         if problems and isinstance(error, NotEnoughBookiesError):
             error.args = (f"{problems[0]}; {error}",)
@@ -178,7 +178,7 @@ class WriterLanes:
     def replace(
         self, newcomers: Mapping[int, str], epochs: Sequence[int], first_entry_id: int
     ) -> None:
-        """Leave these slots' lanes; join the newcomers' lanes once their incarnations are known."""
+        """Leave the lanes of replaced bookies; join newcomers' lanes after reading incarnations."""
         for slot, bookie_id in newcomers.items():
             former = self._slots[slot]
             former.lane.leave(former)

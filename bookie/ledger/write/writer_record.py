@@ -89,7 +89,7 @@ class WriterRecord:
         return self._writer_id
 
     async def close(self) -> None:
-        """Delete the record. Without an answer, the record ends with the store's session."""
+        """Delete the record; if the store does not answer, the record ends with the session."""
         self._is_closed = True
         if self._task is None:
             return
