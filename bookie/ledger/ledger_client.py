@@ -117,7 +117,7 @@ class LedgerClient:
         *,
         digest_least: DigestType = DigestType.DUMMY,
     ) -> None:
-        """Ledgers with a digest weaker than `digest_least` are refused."""
+        """Create the client; it refuses ledgers with a digest weaker than `digest_least`."""
         self.instance_id = instance_id
         self.directory = directory
         self.ensembles = ensembles
@@ -128,7 +128,7 @@ class LedgerClient:
         self._digest_least = digest_least
 
     async def _writer_id(self) -> str:
-        """Return this client's writer id after its record exists; empty if the client has no id."""
+        """Return this client's writer id after its record exists; empty without a record."""
         return "" if self._writer_record is None else await self._writer_record.ensure()
 
     async def create(
@@ -180,7 +180,7 @@ class LedgerClient:
     async def _store(
         self, metadata: LedgerMetadata, ledger_id: int | None
     ) -> Versioned[LedgerMetadata]:
-        """Store new metadata under the id `ledger_id`, or under a new id if it is None."""
+        """Store the metadata of a new ledger; assign a new id if `ledger_id` is None."""
         if ledger_id is not None:
             return await self.ledgers.create(replace(metadata, ledger_id=ledger_id))
         for _ in range(CREATE_ATTEMPTS_MAX):
@@ -255,7 +255,7 @@ class LedgerClient:
     async def close_for_deletion(self, ledger_id: int) -> None:
         """Fence a ledger's writer and close the ledger, without a password.
 
-        Its digest may be of any type: nobody will read it.
+        The ledger may have a digest of any type, because no client will read its entries.
 
         Raises the errors of `recover`.
         """
@@ -263,11 +263,11 @@ class LedgerClient:
         await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
 
     def _admit(self, metadata: LedgerMetadata, password: bytes) -> None:
-        """Check, before any bookie is asked, that the caller may use a ledger as it is.
+        """Check the password and the digest type of a ledger that the caller wants to use.
 
         Raises:
-            UnauthorizedError: its password is another one.
-            WeakDigestError: its digest is too weak for this client.
+            UnauthorizedError: the ledger has another password.
+            WeakDigestError: the ledger's digest is too weak for this client.
         """
         _check_password(metadata, password)
         self._require_digest(metadata.digest_type, f"ledger {metadata.ledger_id}")
@@ -287,7 +287,7 @@ def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
 
 
 def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """Return custom metadata as it is stored; it must map text to bytes."""
+    """Check the caller's custom metadata, which must map text to bytes; return a copy."""
     if not isinstance(metadata, Mapping | None) or not all(
         isinstance(name, str) for name in metadata or {}
     ):

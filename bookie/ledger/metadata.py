@@ -13,7 +13,8 @@ version content
 3       varint length, then ``LedgerMetadataFormat`` (``proto/bookkeeper``) in binary
 2       ``LedgerMetadataFormat`` as protobuf text
 1       lines: write quorum; ensemble size; length; ``first entry<TAB>bookie…`` for
-        each fragment; if not open ``last entry<TAB>CLOSED``, -102 if in recovery
+        each fragment; unless the ledger is open, a last line
+        ``last entry<TAB>CLOSED``, which has -102 as last entry if in recovery
 ======= ==========================================================================
 
 This module writes version 3 and reads all versions. Fields are written in the order of their
@@ -22,7 +23,8 @@ named ``password`` holds the ledger key (:func:`bookie.entry.digest.derive_key`)
 password.
 
 The writer's id is stored as custom metadata of the name `WRITER`. So BookKeeper and older versions
-read such metadata, and keep the id when they change it. In memory the id has a field of its own.
+of bookie can read such metadata, and keep the id when they change other fields. `LedgerMetadata`
+has the id in the field `writer_id`, outside the custom metadata.
 
 Source: Apache BookKeeper's ledger metadata formats (version 3: BP-50).
 """
@@ -115,7 +117,7 @@ class LedgerMetadata:
 
     @property
     def last_fragment(self) -> Fragment:
-        """Return the fragment that entries are appended to."""
+        """The last fragment, to which entries are appended."""
         return self.fragments[-1]
 
     def fragment_of(self, entry_id: int) -> Fragment:
@@ -127,19 +129,19 @@ class LedgerMetadata:
         return self.fragments[bisect_right(starts, entry_id) - 1]
 
     def with_state(self, state: LedgerState) -> LedgerMetadata:
-        """Return the same ledger, OPEN or IN_RECOVERY; use `closed` to close it."""
+        """Return the metadata with the state OPEN or IN_RECOVERY; `closed` sets CLOSED."""
         assert state is not LedgerState.CLOSED
         return replace(self, state=state, last_entry_id=NO_ENTRY, length=0)
 
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
-        """Return the ledger, closed at `last_entry_id` (-1 = empty) with `length` payload bytes."""
+        """Return CLOSED metadata; `last_entry_id` is -1 if empty, `length` is in payload bytes."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def validate(self) -> None:
-        """Check everything that must hold of any ledger.
+        """Check the rules that the metadata of every ledger must follow.
 
         Raises:
-            BadRequestError: naming the first rule that is broken.
+            BadRequestError: a rule is broken; the message names the first one.
         """
         for broken, rule in self._rules():
             if broken:

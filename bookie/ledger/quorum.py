@@ -1,4 +1,4 @@
-"""Quorum arithmetic: the slots that store an entry, and the conclusions from sets of answers.
+"""Quorum arithmetic: which slots store an entry, and what a set of answers proves.
 
 An ensemble is E bookies, each in a **slot** 0 … E-1. The **write set** of entry ``e`` is the Qw
 slots that start at ``e % E`` and wrap around. An entry is acknowledged when any Qa slots of its
@@ -43,7 +43,7 @@ def slots_of(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """The ids of the entries that one slot stores: ``(id - first_residue) % modulus < count``.
+    """A set of entry ids, such as those of one slot: ``(id - first_residue) % modulus < count``.
 
     A `modulus` of 0 means every id; then `first_residue` and `count` are 0.
     """
@@ -56,7 +56,7 @@ class Stripe:
         return self.modulus == 0 or (entry_id - self.first_residue) % self.modulus < self.count
 
     def next_id(self, entry_id: int) -> int:
-        """The smallest id of the stripe that is not below `entry_id`."""
+        """Return the smallest id of the stripe that is not below `entry_id`."""
         if self.contains(entry_id):
             return entry_id
         return entry_id + (self.first_residue - entry_id) % self.modulus
@@ -67,7 +67,7 @@ EVERY_ID = Stripe(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The three sizes of a ledger, E >= Qw >= Qa >= 1, and everything that follows from them."""
+    """The three sizes of a ledger, E >= Qw >= Qa >= 1, with methods that compute from them."""
 
     ensemble_size: int
     write_quorum_size: int
@@ -102,7 +102,7 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """How many members of a write set must deny an entry to prove it was not acknowledged."""
+        """The number of a write set's members whose denials prove an entry not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property
@@ -110,11 +110,11 @@ class Quorum:
         return (1 << self.ensemble_size) - 1
 
     def write_mask(self, entry_id: int) -> int:
-        """The slots that store an entry, as a mask."""
+        """Return the slots that store an entry, as a mask."""
         return self.windows[entry_id % len(self.windows)]
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """The slots that store an entry, in the protocol's order: from ``entry_id % E``."""
+        """Return the slots that store an entry, in the protocol's order: from ``entry_id % E``."""
         size = self.ensemble_size
         return tuple((entry_id + i) % size for i in range(self.write_quorum_size))
 
@@ -130,38 +130,38 @@ class Quorum:
         return tuple((first_entry_id + i) % classes for i in range(count))
 
     def slots_for(self, classes: Iterable[int]) -> int:
-        """The slots that store any entry of these classes, as a mask."""
+        """Return the slots that store any entry of `classes`, as a mask."""
         mask = 0
         for index in classes:
             mask |= self.windows[index]
         return mask
 
     def is_acknowledged(self, acked: int, classes: Iterable[int]) -> bool:
-        """True if the slots in `acked` make an ack quorum for every one of these classes.
+        """True if the slots in `acked` contain an ack quorum of each class in `classes`.
 
-        Every slot in `acked` must have stored all the entries of these classes that it should.
+        A slot may be in `acked` only if it has stored all its entries of these classes.
         """
         needed = self.ack_quorum_size
         windows = self.windows
         return all((acked & windows[index]).bit_count() >= needed for index in classes)
 
     def covers(self, answered: int) -> bool:
-        """True if no write set has an ack quorum among the slots that did *not* answer.
+        """True if no write set has an ack quorum among the slots outside `answered`.
 
-        If this is true and every slot in `answered` is fenced, no plain add can be acknowledged any
-        more.
+        If the result is True and every slot in `answered` has fenced the ledger, no plain add can
+        be acknowledged any more.
         """
         silent = ~answered
         needed = self.ack_quorum_size
         return all((silent & window).bit_count() < needed for window in self.windows)
 
     def stripe_of(self, slot: int) -> Stripe:
-        """The ids that a slot stores; `EVERY_ID` when the ledger is not striped."""
+        """Return the ids that a slot stores; `EVERY_ID` if the ledger is not striped."""
         if not self.is_striped:
             return EVERY_ID
         first = (slot - self.write_quorum_size + 1) % self.ensemble_size
         return Stripe(self.ensemble_size, first, self.write_quorum_size)
 
     def stripe_of_class(self, index: int) -> Stripe:
-        """The ids of one class; `EVERY_ID` when there is only one."""
+        """Return the ids of one class; `EVERY_ID` if the ledger has only one class."""
         return Stripe(self.ensemble_size, index, 1) if self.is_striped else EVERY_ID

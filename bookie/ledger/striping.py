@@ -54,8 +54,8 @@ def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
 def run_from(first_entry_id: int, batches: Sequence[EntryBatch]) -> EntryBatch | None:
     """Join `batches` into the longest run of consecutive entries that begins at `first_entry_id`.
 
-    Batches may overlap; if several batches hold an entry, one copy of it is taken. The result is
-    None when no batch holds `first_entry_id`.
+    Batches may overlap; if several batches hold an entry, the result has one copy of the entry. The
+    result is None if no batch holds `first_entry_id`.
     """
     if len(batches) == 1 and batches[0].is_contiguous:
         clipped = batches[0].clip(first_entry_id, batches[0].last_entry_id)

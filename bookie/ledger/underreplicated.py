@@ -102,7 +102,7 @@ def encode_failure(failure: RepairFailure) -> bytes:
 
 
 def decode_failure(ledger_id: int, data: bytes) -> RepairFailure:
-    """The failure in `data`.
+    """Decode the failure of `ledger_id` in `data`.
 
     Raises:
         FormatError: not a failure, damaged, or of a newer version.
@@ -132,7 +132,7 @@ def encode_departure(departure: Departure) -> bytes:
 
 
 def decode_departure(bookie_id: str, data: bytes) -> Departure:
-    """The departure in `data`.
+    """Decode the departure of `bookie_id` in `data`.
 
     Raises:
         FormatError: not a departure, damaged, or of a newer version.
@@ -175,7 +175,7 @@ def encode_history(repairs: Iterable[EndedRepair]) -> bytes:
 
 
 def decode_history(data: bytes) -> list[EndedRepair]:
-    """The repairs in `data`, the oldest first.
+    """Decode a worker's last repairs in `data`, oldest first.
 
     Raises:
         FormatError: not a history, damaged, or of a newer version.

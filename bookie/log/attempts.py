@@ -38,11 +38,10 @@ async def patiently(
     retried: type[BookieError] | tuple[type[BookieError], ...],
     on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
 ) -> T:
-    """Call `attempt` until it succeeds or the deadline passes.
+    """Call `attempt` until it succeeds; after the deadline, raise the error of the last attempt.
 
     Only errors of the types `retried` cause another attempt. `deadline` is a time of the event
-    loop. `on_failure` runs before each pause, and may raise. At the deadline, the error of the last
-    attempt is raised.
+    loop's clock. `on_failure` runs before each pause; an error of `on_failure` ends the attempts.
     """
     now = asyncio.get_running_loop().time
     pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
@@ -58,7 +57,7 @@ async def patiently(
 
 
 class Attempts:
-    """The attempts at one change. Each attempt reads the present state and proposes a new state.
+    """Repeats a compare-and-set; each attempt reads the present state and proposes a new state.
 
     ::
 
@@ -92,7 +91,7 @@ class Attempts:
         """Wait before the next attempt.
 
         Raises:
-            MetadataError: `error` itself, if a retry makes no sense.
+            MetadataError: `error` itself, if another attempt would not help.
         """
         may_be_made = isinstance(error, UNANSWERED) and self.is_in_doubt
         if not (isinstance(error, BadVersionError) or may_be_made):

@@ -49,10 +49,10 @@ class Background(Generic[T]):
         return self._task
 
     async def result(self) -> T:
-        """Wait for the result of the call and return it; raises the error of the call.
+        """Wait until the call has ended; return its result or raise its error.
 
         Raises:
-            ClientClosedError: the client was closed meanwhile.
+            ClientClosedError: the client was closed before the call had ended.
         """
         await asyncio.wait([self._task])
         self._call.close()
@@ -65,8 +65,8 @@ class Background(Generic[T]):
     async def close(self) -> None:
         """Cancel the call, and wait until it has ended. Errors of the call are dropped.
 
-        A caller that is cancelled during `close` still waits until the call has ended. The call may
-        hold a generator that cannot be closed before the call ends.
+        A caller that is cancelled during `close` still waits until the call has ended, because the
+        call may use a generator that cannot be closed earlier.
         """
         cancelled: asyncio.CancelledError | None = None
         self._task.cancel()

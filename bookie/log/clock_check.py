@@ -5,8 +5,9 @@ by time use the earliest of this machine's clock and the clocks of some bookies.
 is created while this machine's clock contradicts all bookies that answer. Otherwise the wrong time
 would be stored in ledgers and records.
 
-A bookie tells its time in the answer to ``GetInfo``. Between answers, this machine's monotonic
-clock advances the times of the bookies. So a step of the wall clock does not change those times.
+A bookie tells its time in the answer to ``GetInfo``. The check then computes the bookie's present
+time from this answer and from this machine's monotonic clock. So a step of this machine's wall
+clock does not change the computed time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _log = event_log(__name__)
 
 
 class ClockCheck:
-    """Compares the clock of this machine with those of bookies."""
+    """Compares the clock of this machine with the clocks of some bookies."""
 
     def __init__(self, clock: Clock, ledgers: LedgerClient) -> None:
         self._clock = clock
@@ -78,12 +79,14 @@ class ClockCheck:
         return int(min(own, earliest))
 
     async def require_right(self, *, again: bool = False) -> bool:
-        """Check that this clock agrees with a bookie that answers; False if no bookie answers.
+        """Compare this machine's clock with bookies' clocks; False if no bookie told its time.
 
-        With `again`, the call ignores kept answers and asks bookies now.
+        Without `again`, earlier answers of bookies may be used. With `again`, bookies are asked
+        now.
 
         Raises:
-            ClockError: this clock contradicts every bookie; the message tells the difference.
+            ClockError: this machine's clock contradicts every bookie; the message has the
+                difference.
         """
         if again:
             self._asked_at = None

@@ -38,7 +38,7 @@ class Quarantine:
         """Maps a bookie to the end of its quarantine and its number of registrations by then."""
 
     def put(self, bookie_id: str) -> None:
-        """Avoid this bookie for a random time, so that clients do not return to it at once."""
+        """Quarantine a bookie for a random time, so that clients use it again one by one."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
@@ -55,10 +55,10 @@ class Quarantine:
 
 
 class Incarnations:
-    """The valid incarnation of each bookie: the incarnation in the store at the first request.
+    """Remembers the valid incarnation of each bookie: the one in the store at the first request.
 
-    Answers of another incarnation do not count. An old process of a bookie may still run, and would
-    deny entries that the new process acknowledged.
+    Answers of another incarnation do not count, because an old process of a bookie may still run.
+    The old process would deny entries that the new process acknowledged.
     """
 
     def __init__(self, cookies: CookieManager) -> None:
@@ -92,7 +92,7 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """Choose the bookies of a new ledger, in quarantine only if the other bookies are too few.
+        """Choose the bookies of a new ledger; use quarantined bookies only if no others suffice.
 
         Raises:
             NotEnoughBookiesError: there are too few bookies, or they are in too few domains.
@@ -108,7 +108,7 @@ class Ensembles:
             return self._choose(writable.keys(), quorum, lacking)
 
     def _require_store(self) -> None:
-        """Refuse to create a ledger if a bookie reports that the store may be an older copy.
+        """Raise an error if a bookie reports that the metadata store may be an older copy.
 
         An older copy of the store may assign ids that are in use.
         """
@@ -162,7 +162,7 @@ class Ensembles:
         *,
         excluded: Collection[str] = (),
     ) -> dict[int, str]:
-        """Choose other bookies for these slots; slots for which none is found are omitted."""
+        """Choose new bookies, by slot; a slot for which no bookie is found is omitted."""
         candidates = self.directory.bookies().keys() - self.quarantine.members()
         return self.placement.now().newcomers(
             ensemble,
@@ -197,9 +197,9 @@ class Ensembles:
     # -- incarnations ----------------------------------------------------------------------------
 
     async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
-        """Return the incarnation of each of these bookies; empty if a bookie has none.
+        """Return the incarnation of each bookie of `bookies`; empty if a bookie has none.
 
-        For a bookie that did not register while this client watched, the call asks the store.
+        The incarnation of a bookie that this client never saw registered is read from the store.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -215,7 +215,7 @@ class Ensembles:
 
         When a bookie may have lost data, it first writes a new incarnation to the metadata store,
         and only then lists the ledgers that name the bookie. If the store still has the incarnation
-        given here, that later listing will contain the new ledger. If the store has another
+        of `incarnations`, that later listing will contain the new ledger. If the store has another
         incarnation, an old process of the bookie may still acknowledge entries that will be lost.
 
         Raises:

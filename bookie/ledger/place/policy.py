@@ -1,4 +1,4 @@
-"""Chooses the bookies of an ensemble, and newcomers for it, by a policy and the topology."""
+"""Chooses the bookies of an ensemble, and newcomers for its slots, by a placement policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE_SPACE_MULTIPLE_MAX = 3
 
 
 class PlacementPolicy(enum.StrEnum):
-    """The label whose value groups the bookies that fail together."""
+    """The label that defines failure domains: bookies with the same value may fail together."""
 
     DEFAULT = "default"
     """No label: any bookies may be together in an ensemble."""
@@ -35,8 +35,8 @@ class AckDomains:
     """The failure domains of an ensemble's slots, and the number of domains that must acknowledge.
 
     With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region.
-    The minimum is strict and adds to the ack quorum: while the answering bookies span too few
-    domains, no entry is acknowledged.
+    An entry needs both the ack quorum and the minimum: while the answering bookies span too few
+    domains, the entry is not acknowledged.
     """
 
     masks: tuple[int, ...]
@@ -46,7 +46,7 @@ class AckDomains:
 
     @classmethod
     def of(cls, domains: Sequence[str], minimum: int) -> Self:
-        """Create the masks from the domain of each slot, which is `UNKNOWN` without a label."""
+        """Create the object from the domain of each slot; a slot without a label has `UNKNOWN`."""
         masks: dict[str, int] = {}
         for slot, domain in enumerate(domains):
             if domain != UNKNOWN:
@@ -87,7 +87,7 @@ class Placement:
     """The number of domains that must store an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that must acknowledge this ensemble's entries; None without a rule."""
+        """Return the domains that must acknowledge an ensemble's entries; None if any may do so."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
@@ -108,7 +108,7 @@ class Placement:
         return min(self.domains_min, write_quorum_size)
 
     def spans(self, ensemble: Sequence[str], write_quorum_size: int) -> tuple[int, ...]:
-        """Return how many domains each write set certainly spans."""
+        """Return how many domains each write set spans at least; unknown domains do not count."""
         domains = self.domains(ensemble)
         return tuple(
             span([domains[slot] for slot in slots])
@@ -204,7 +204,10 @@ class Placement:
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], bool]:
-        """Choose a domain for each slot that gets a bookie; True if a better choice may exist."""
+        """Choose a domain for each slot that can get a bookie.
+
+        The second value of the result is True if a better choice may exist.
+        """
         if self.policy is PlacementPolicy.DEFAULT:
             return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
         capacity: dict[str, int] = {}
@@ -232,7 +235,10 @@ class Placement:
         write_quorum_size: int,
         pick: Callable[[int], int],
     ) -> dict[int, str]:
-        """Choose a bookie of the given domain for each slot, and spread the narrower domains."""
+        """Choose a bookie for each slot, from the slot's domain in `domains`.
+
+        Bookies of a write set should also differ in their narrower domains, such as their racks.
+        """
         members = list(ensemble)
         for slot in domains:
             members[slot] = ""
@@ -251,7 +257,7 @@ class Placement:
         return [members[other] for other in near if members[other]]
 
     def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
-        """Return those `bookies` that share the fewest narrower domains with `neighbours`."""
+        """Return the bookies of `bookies` with the fewest narrower domains of `neighbours`."""
         if self.policy is PlacementPolicy.DEFAULT:
             return bookies
         narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]
@@ -285,12 +291,12 @@ def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
 def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
     """Choose `count` slots to leave vacant, spread evenly over the write sets.
 
-    A ledger keeps its ensemble and quorum sizes until its close, so a ledger created with smaller
-    sizes would keep them. A ledger with vacant slots has the wanted sizes from its first entry on.
-    A vacant slot has a reserved name that no bookie may use. Writer, readers and recovery treat a
-    vacant slot as a bookie that is always silent. The first spare bookie takes over the vacant
-    slot, when a writer claims the ledger or by an ensemble change. The fragments of the ledger
-    record which entries were written while the slot was vacant.
+    A ledger keeps its ensemble and quorum sizes until its close. So a ledger that is created while
+    bookies are missing gets vacant slots instead of smaller sizes. A vacant slot has a reserved
+    name that no bookie may use. Writer, readers and recovery treat a vacant slot as a bookie that
+    never answers. A spare bookie takes over the vacant slot by an ensemble change, or when a writer
+    claims the ledger. The fragments of the ledger record which entries were written while the slot
+    was vacant.
 
     Raises:
         NotEnoughBookiesError: a write set would have fewer bookies than the ack quorum.

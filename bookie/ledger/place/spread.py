@@ -1,4 +1,4 @@
-"""Searches failure domains for slots, so that each write set spans as many as possible.
+"""Searches a failure domain for each slot, so that write sets span as many domains as possible.
 
 The cost of a choice of domains is the sum of the costs of its write sets. A write set costs ``(E +
 1) ** (Qw - span)``, where its span is its number of domains. There are at most E write sets. So one
@@ -11,13 +11,13 @@ cannot become cheaper. The search ends as soon as it finds the lowest cost that 
 ensembles are searched completely. For large ensembles the search ends after `STEPS_MAX` steps, and
 a second search follows:
 
-- A new ensemble is searched once more. Among equally good domains, the domain with the most bookies
-  comes first, because large domains are hard to place late.
-- Newcomers are also chosen slot by slot, while the later slots keep their bookies. The slot-by-slot
-  search always finds a choice if each slot can be filled alone. The first search may have ended
+- For a new ensemble, the second search tries the domain with the most bookies first among equally
+  good domains, because bookies of large domains are hard to place late.
+- For newcomers, the second search fills slot by slot, while the later slots keep their bookies.
+  This search always finds a choice if each slot can be filled alone. The first search may end
   without a choice.
 
-The cheaper result is used, which need not be the best possible choice.
+The cheaper of both results is used; a still cheaper choice may exist.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Spread:
         }
 
     def _count_known(self) -> int:
-        """Return the most domains that any write set can span."""
+        """Return the largest number of domains that any write set can span."""
         found = {*self._left, *(domain for domain in self._now if domain)}
         return max(1, len(found - {UNKNOWN}))
 
@@ -151,13 +151,13 @@ class Spread:
         return self._price(self._reach(index))
 
     def _reach(self, index: int) -> int:
-        """Return the most domains that a write set can still span."""
+        """Return the largest number of domains that a partly filled write set can span."""
         inside = [self._chosen[slot] for slot in self._sets[index]]
         certain = len(set(inside) - {None, UNKNOWN})
         return max(1, min(certain + inside.count(None), self._known))
 
     def _descend(self, depth: int, loss: int, kept: frozenset[int]) -> None:
-        """Fill the slots from `depth` on; `kept` are the earlier slots without a new bookie."""
+        """Fill the free slots from index `depth` on; `kept` are earlier slots left unchanged."""
         so_far = (loss, sum(self._costs))
         if self._best is not None and so_far >= self._best:
             return
@@ -207,7 +207,10 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """Return the cost of an unfilled slot: as many slots as possible, then the most urgent."""
+        """Return the cost of an unfilled slot.
+
+        A choice that fills more slots costs less; among equal numbers, urgent slots decide.
+        """
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
     def _is_done(self) -> bool:

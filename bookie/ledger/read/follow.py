@@ -38,7 +38,7 @@ _CALLER_TO_BLAME = frozenset({Status.NOT_PERMITTED, Status.WRONG_CLUSTER, Status
 async def ask_lac(
     pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
 ) -> tuple[int, VerifiedLac]:
-    """Return the LAC that the bookie in `slot` proves; a failed call is returned, not raised."""
+    """Ask the bookie in `slot` for the LAC; return the slot, and the proven LAC or the failure."""
     connection, settings = pool.connection(metadata.last_fragment.bookies[slot]), pool.settings
 
     def ask() -> Awaitable[LacReply]:
@@ -56,8 +56,8 @@ async def ask_lac(
 async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
     """Ask bookies until their answers cover the last ensemble; return the highest LAC, or -1.
 
-    The writer acknowledged all entries up to this LAC, and perhaps more. The call returns as soon
-    as enough bookies have answered.
+    The writer acknowledged all entries up to this LAC, and perhaps later entries. `read_lac`
+    returns as soon as enough bookies have answered.
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.
@@ -90,7 +90,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
 
 
 class Follower:
-    """Learns news of a ledger for one tailing read, from `start` to `close`."""
+    """Learns newer LACs and newer metadata of a ledger for one read of its tail."""
 
     def __init__(
         self,
@@ -132,11 +132,10 @@ class Follower:
             await asyncio.wait([self._watcher])
 
     async def advance(self, last_add_confirmed: int) -> int:
-        """Wait for news of the ledger, then return the proven LAC.
+        """Wait for a hint of a higher LAC or for newer metadata; return the highest proven LAC.
 
-        News is a hint of a higher LAC, or newer metadata. `found` already holds the newer metadata
-        when the call returns. The call may return without news. The returned LAC is never below
-        `last_add_confirmed`.
+        `found` is the newest metadata when `advance` returns. `advance` may return without any
+        change. The returned LAC is never below `last_add_confirmed`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -206,7 +205,7 @@ class Follower:
                 await asyncio.sleep(METADATA_RETRY_SECONDS)
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
-        """Adopt the store's current metadata; return True if it can change no more."""
+        """Adopt the store's current metadata; return True if the ledger is closed or deleted."""
         if state is None or state.value.c_token != self.metadata.c_token:
             self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
             self._news.set()

@@ -40,7 +40,7 @@ READ_ONE_BYTES_MAX = 1024 * 1024
 
 
 class ReaderHandle:
-    """Reads one ledger. `BookKeeper.open_ledger` creates a reader, which needs no close.
+    """Reads one ledger. `BookKeeper.open_ledger` creates readers; a reader needs no close.
 
     Any number of reads may run concurrently. After the client was closed, reads raise
     ClientClosedError.
@@ -90,7 +90,7 @@ class ReaderHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The highest entry id known to be confirmed, which never decreases; -1 without one."""
+        """The highest confirmed entry id that this reader knows, never decreasing; -1 if none."""
         metadata = self._found.value
         return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
 
@@ -118,7 +118,9 @@ class ReaderHandle:
     async def read(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Read entries `first_entry_id` … `last_entry_id` (inclusive; None: to the end), in order.
+        """Read the entries from `first_entry_id` to `last_entry_id`, inclusive, in order.
+
+        If `last_entry_id` is None, the read ends with the last readable entry.
 
         A range that ends right before its first entry is empty: `read(0, reader.last_entry_id)`
         yields nothing in an empty ledger.
@@ -160,8 +162,8 @@ class ReaderHandle:
         Raises:
             BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
             NoSuchLedgerError: the ledger was deleted.
-            NoSuchEntryError: every bookie that should store an entry denies it. Without
-                `last_entry_id`, this error occurs only for a confirmed entry.
+            NoSuchEntryError: every bookie that should store an entry denies it. If `last_entry_id`
+                is None, this error occurs only for a confirmed entry.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
         _check_range(first_entry_id, last_entry_id)
@@ -195,7 +197,7 @@ class ReaderHandle:
     async def _batches(
         self, position: int, last: int, limits: ReaderLimits
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read entries ``position … last``; NoSuchEntryError if a recovery dropped some of them."""
+        """Read entries ``position … last``; NoSuchEntryError if the closed ledger ends earlier."""
         while position <= last:
             if self.is_closed and last > self.last_entry_id:
                 raise NoSuchEntryError(
@@ -222,10 +224,10 @@ class ReaderHandle:
                 await read.close()
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
-        """Read one entry from the preferred replica; return nothing in any doubtful case.
+        """Read one entry from the preferred replica; return no entry after any failure.
 
-        Nearly every read of one entry ends here; in a doubtful case, the caller uses a `RangeRead`.
-        Without a state machine, timers and a task, the read needs half of the processor time.
+        This fast path has no state machine, timers or task, so it needs half of the processor time
+        of a `RangeRead`. After a failure, the caller uses a `RangeRead`.
         """
         metadata = self._found.value
         slot = self._quorum.member(entry_id, self._replica)

@@ -2,7 +2,7 @@
 
 While one span is verified, the bookie sends the next span. Each span is a separate `RangeRead`,
 with its own replicas and failures. Entries are delivered in the order of ids. A span is about as
-long as one answer. A span can only name ids, so the sizes of earlier entries tell how many ids fill
+long as one answer. A span consists of ids, so the sizes of earlier entries tell how many ids fill
 an answer.
 """
 
@@ -121,6 +121,6 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 
 
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
-    """Return how many ids fill about one answer for each class of entries."""
+    """Return the length of a span in ids: about one full answer for each class of entries."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
     return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

@@ -1,4 +1,4 @@
-"""Plans reads: chooses the replica for each range of ids, and another one after a failure.
+"""Plans reads: chooses a replica for each range of ids, and another replica after a failure.
 
 A read covers ids ``first … last``, which are all confirmed. The caller has limited `last` to the
 LAC, or to the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
@@ -8,12 +8,12 @@ the next window.
 The ids of a window that share a write set form a **part**: one part without striping, otherwise one
 per class. One replica serves a part as long as it returns entries. After any failure for the next
 id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set serves
-the part. After a silence, a second replica is asked as well, and the first answer with entries is
-used. If a replica says that a rate is used up, and no other one can serve the id, the read waits
-for the shortest time that was named. It waits at most `rate_patience_seconds` for one id. The read
-fails only if all replicas failed for the same id. If all replicas answered that they do not have
-the entry, the read ends with `NoSuchEntryError`. Otherwise it ends with the error of a replica that
-failed in another way.
+the part. If a replica does not answer soon, a second replica is asked as well, and the first answer
+with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica can serve the id,
+the read waits for the shortest pause that a replica asked for. The read waits at most
+`rate_patience_seconds` for one id. The read fails only if all replicas failed for the same id. If
+all replicas answered that they do not have the entry, the read ends with `NoSuchEntryError`.
+Otherwise the read asks all replicas a few times more, and then ends with an error of a replica.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """A bookie answered or failed (`Status.IO_ERROR`); `entries` are `batch`, verified.
+    """A bookie answered, or failed with `Status.IO_ERROR`; `entries` are the verified `batch`.
 
     If an entry's digest fails, `batch` and `entries` end before this entry, `next_entry_id` is its
     id, and `stopped_by` is `Status.BAD_CHECKSUM`.
@@ -55,7 +55,7 @@ class ReadAnswered:
     stopped_by: Status = Status.OK
     message: str = ""
     retry_after_seconds: float = 0.0
-    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
+    """With TOO_MANY_REQUESTS: the pause that the bookie asks for; 0 if it asks for none."""
 
 
 ReaderEvent = Continue | ReadAnswered | TimerFired
@@ -204,7 +204,7 @@ class LedgerRead:
         return [effect for part in self.parts for effect in self._ask(part)]
 
     def _deliver(self) -> list[ReaderEffect]:
-        """Deliver all entries of a single part, or of a complete window."""
+        """Deliver the entries read so far; a window with several parts must be complete first."""
         parts = self.parts
         if len(parts) > 1 and any(part.position <= part.last for part in parts):
             return []

@@ -139,7 +139,7 @@ async def list_stored(
     If `incarnation` is not empty, only a bookie of this incarnation answers.
 
     Raises:
-        BookieError: it did not answer, or has another incarnation.
+        BookieError: the bookie did not answer, or has another incarnation.
     """
     channel = pool.connection(bookie_id).channel()
     ranges: list[tuple[int, int]] = []

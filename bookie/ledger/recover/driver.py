@@ -247,7 +247,7 @@ class _RecoveryDriver:
         return True
 
     async def _publish(self, effect: PublishNewcomers) -> RecoveryEvent:
-        """Close the ledger unless a newcomer's cookie has changed (`PublishNewcomers` says why)."""
+        """Write the metadata of the closed ledger, unless a newcomer's cookie has changed."""
         conditions = []
         lost = []
         try:

@@ -209,7 +209,7 @@ class _Inquiry:
     # -- entries -----------------------------------------------------------------------------------
 
     async def _read(self, effect: SendRecoveryRead) -> RecoveryReadAnswered:
-        """Read like a recovery, but without a fence, and only up to the horizon."""
+        """Answer a recovery's read by a read that does not fence and ends at the horizon."""
         key = effect.bookie_id, effect.first_entry_id, effect.last_entry_id
         if key not in self._reads:
             self._reads[key] = await self._read_once(effect)
@@ -279,7 +279,7 @@ class _Inquiry:
     # -- newcomers ---------------------------------------------------------------------------------
 
     async def _choose(self, effect: ChooseNewcomers) -> NewcomersChosen:
-        """Choose newcomers like a recovery, and expect each newcomer to store all entries."""
+        """Choose newcomers as a recovery would; bookies without an incarnation are omitted."""
         failing = [probe.findings.bookie_id for probe in self.probes if not probe.is_reachable]
         chosen = self._ensembles.newcomers(
             effect.bookies,
@@ -293,7 +293,7 @@ class _Inquiry:
 
 
 def _unread(effect: SendRecoveryRead, status: Status, message: str = "") -> RecoveryReadAnswered:
-    """Create an answer without entries, for the first wanted id."""
+    """Create an answer without entries, whose `next_entry_id` is the first wanted id."""
     wanted = effect.stripe.next_id(effect.first_entry_id)
     return RecoveryReadAnswered(
         effect.round, effect.slot, status, next_entry_id=wanted, message=message

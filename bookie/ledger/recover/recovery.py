@@ -11,13 +11,13 @@ FENCING    fence every bookie of the last ensemble and ask for its LAC, until th
 READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
            fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
            denials of the next entry: the ledger ends before it -> CLOSING. If all bookies answered
-           without such a result, it is unknown if the entry exists, and the recovery fails
-RE-ADDING  store the packets, byte for byte, on their write sets; Qa of each -> READING. If a write
-           set can no longer reach Qa, other bookies take over the slots that failed
+           without such a result, read again later; after a few attempts the recovery fails
+RE-ADDING  store the packets, byte for byte, on their write sets. Qa copies of each entry ->
+           READING. If a write set can no longer reach Qa, other bookies take over the failed slots
 MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
 CLOSING    compare-and-set IN_RECOVERY -> CLOSED; after a conflict, read the metadata. CLOSED by
-           another client counts as success. IN_RECOVERY: try again, from FENCING if the last
-           fragment has changed, or if a bookie that took over a slot has lost entries
+           another client, not below the LAC, counts as success. IN_RECOVERY: try again, from
+           FENCING if the last fragment has changed, or if a newcomer has lost entries
 DONE       the ledger is CLOSED
 FAILED     the recovery did not close the ledger, which is undamaged; another recovery may start
 ========== =========================================================================================
@@ -212,7 +212,7 @@ class LedgerRecovery:
     def _is_awaited(
         self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
     ) -> bool:
-        """True if the answer belongs to this round; its slot then counts as answered."""
+        """True if a slot's answer belongs to this round; record that the slot has answered."""
         bit = 1 << event.slot
         if event.round != self.round or not self.waiting & bit:
             return False
@@ -222,7 +222,7 @@ class LedgerRecovery:
         return True
 
     def _undecided(self) -> list[RecoveryEffect]:
-        """Retry later or give up, because all slots answered without a decision."""
+        """Retry later, or fail after the last attempt, because the answers allow no decision."""
         self.attempts_left -= 1
         if self.attempts_left > 0:
             return [StartTimer(_RETRY, self.limits.retry_seconds)]
@@ -401,7 +401,7 @@ class LedgerRecovery:
         return self._read()
 
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
-        """Request other bookies if no ack quorum is possible without them; otherwise wait."""
+        """Request newcomers for failed slots without which no ack quorum is possible."""
         if self._offered is not None:
             return []  # one choice at a time: a choice needs the ensemble after the last choice
         possible = self._acked | self.waiting
@@ -483,7 +483,7 @@ class LedgerRecovery:
         return self._done()
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
-        """Decide from the current metadata, after a compare-and-set failed."""
+        """Continue, end or fail by the current metadata, which was read after a failed write."""
         if metadata.c_token != self.metadata.c_token:
             return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
@@ -511,7 +511,7 @@ class LedgerRecovery:
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Restart with FENCING, at most a few times; entries that were re-added do not count."""
+        """Restart with FENCING, at most a few times; all results so far are dropped."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

@@ -81,7 +81,7 @@ class RecoveryAddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersLost:
-    """These newcomers have other incarnations: nothing was written, and their adds are void."""
+    """Some newcomers have new incarnations: no metadata was written, and their adds may be lost."""
 
     bookies: tuple[str, ...]
 

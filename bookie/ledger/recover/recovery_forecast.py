@@ -91,7 +91,7 @@ class WouldFail:
 
 
 def lowest_first(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return a sort key that puts errors first, then denials, then the shortest runs of entries."""
+    """Return a sort key: errors come first, then denials, then answers by their last entry."""
     return _end_of(answer)
 
 
@@ -105,7 +105,7 @@ def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return sort keys: True if the answer is definite, and the last entry that it contains."""
+    """Return whether an answer is definite, and the last entry (or the LAC) that it contains."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac
@@ -220,7 +220,7 @@ class RecoveryForecast:
 def _shortfall(
     bookies: tuple[str, ...], window: int, missing: int, spared: int
 ) -> Shortfall | None:
-    """Return the shortfall of a write set that can spare `spared` bookies; None without one."""
+    """Return the shortfall of a write set; None if at most `spared` bookies are missing."""
     needed = missing.bit_count() - spared
     if needed <= 0:
         return None

@@ -28,17 +28,17 @@ class RecoveryTail:
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> RecoveryTail:
-        """Return the tail of a recovery that has changed nothing yet."""
+        """Return the first tail of a recovery: only the last fragment, unchanged."""
         return cls(metadata.last_fragment, (metadata.last_fragment,))
 
     @property
     def bookies(self) -> tuple[str, ...]:
-        """The ensemble that stores entries now."""
+        """The ensemble of the last fragment of the tail, which stores the next entries."""
         return self.fragments[-1].bookies
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The bookies of the tail that the stored metadata may not name yet, sorted."""
+        """The bookies of the tail that are not in the frozen fragment, sorted."""
         every = {bookie for fragment in self.fragments for bookie in fragment.bookies}
         return tuple(sorted(every.difference(self.frozen.bookies)))
 
@@ -60,10 +60,10 @@ class RecoveryTail:
         return replace(self, fragments=(*before, Fragment(first_entry_id, bookies)))
 
     def published(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """Return `metadata` with the tail in place of its last fragment, which must be `frozen`.
+        """Return `metadata` with the tail in place of the last fragment, which must be `frozen`.
 
-        Other parts of `metadata` stay, because a repair may have changed earlier fragments
-        meanwhile.
+        Other parts of `metadata` stay unchanged, because a repair may have changed earlier
+        fragments during the recovery.
         """
         assert metadata.last_fragment == self.frozen
         return replace(metadata, fragments=(*metadata.fragments[:-1], *self.fragments))

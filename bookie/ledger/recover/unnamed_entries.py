@@ -26,9 +26,9 @@ BOOKIES_AT_ONCE = 16
 async def find_unnamed_entries(
     pool: BookiePool, registered: Iterable[str], metadata: LedgerMetadata
 ) -> str:
-    """Describe an entry that is later than all entries of the last ensemble; "" if there is none.
+    """Describe a later entry than all entries on the last ensemble's bookies; "" if there is none.
 
-    A bookie that does not answer is ignored, like a bookie that is not registered.
+    A bookie that does not answer, or is not registered, is ignored.
 
     Args:
         pool: the pool whose connections are used.
@@ -53,7 +53,7 @@ async def find_unnamed_entries(
 async def _last_entries(
     pool: BookiePool, names: Iterable[str], metadata: LedgerMetadata
 ) -> dict[str, int]:
-    """Return the last entry that each bookie lists from the last fragment on; -1 if none."""
+    """Return each bookie's last listed entry in the last fragment; -1 if it lists no entry."""
 
     async def last_of(bookie_id: str) -> int:
         try:

@@ -12,10 +12,10 @@ that range. The offset of a range is unknown only while the range before it is o
 ===================== ===============================================================
 rule                  why
 ===================== ===============================================================
-offsets continue      base + count of a closed range is the base of the next one
-times never decrease  a closed range ends with the greatest timestamp so far
-open ranges come last a roll adds the new ledger before the old one is closed, so
-(at most two)         there may be two; the second one's base is null until then
+offsets continue      a range begins at the base offset + count of the range before
+times never decrease  the end time of a closed range is the greatest timestamp so far
+open ranges come last a roll adds a new ledger while the old ledger is still open;
+(at most two)         until the old one is closed, the new base offset is null
 chunks: all closed    a chunk never changes
 ===================== ===============================================================
 
@@ -130,7 +130,7 @@ class LogOwner:
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest ranges of a partition, and the rest of the partition's changing state."""
+    """The newest ranges of a partition, and all other state of the partition that changes."""
 
     log_id: str
     """The id of the log."""

@@ -99,10 +99,10 @@ class LogPolicy:
             raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
 
     def over(self, inherited: LogPolicy) -> LogPolicy:
-        """Return this policy, with its fields of None replaced by those of `inherited`.
+        """Return this policy; each field that is None here comes from `inherited`.
 
         Raises:
-            BadRequestError: the quorums of the two contradict each other.
+            BadRequestError: the quorums of both policies together contradict each other.
         """
         own, other = asdict(self), asdict(inherited)
         return LogPolicy(

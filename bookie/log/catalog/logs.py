@@ -229,7 +229,7 @@ class LogManager:
         return Versioned(decoded(decode_log_definition, record), record.version)
 
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[LogName]:
-        """List the names of all logs, or of those in `namespace`, sorted within each namespace.
+        """List the logs of all namespaces or of one `namespace`, sorted within each namespace.
 
         The names include logs that are being deleted.
 
@@ -290,7 +290,7 @@ class LogManager:
             return  # another process removed it
 
     async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
-        """Write the missing heads. Readers watch heads, so the write wakes them up."""
+        """Write the missing heads, to wake up the readers that watch these heads."""
         for number in range(definition.partitions):
             key = LogPartition(name, number).head_key
             if not await self._store.exists(key):
@@ -300,10 +300,10 @@ class LogManager:
     # ---- heads and chunks
 
     async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """Read a partition's head; empty and with version `NOT_EXISTS` if no head was written yet.
+        """Read a partition's head; without a record, return an empty head of version `NOT_EXISTS`.
 
         Raises:
-            NoSuchLogError: the head belongs to another log, so this one was deleted.
+            NoSuchLogError: the head belongs to a newer log, so the log `log_id` was deleted.
         """
         record = await self._store.get(partition.head_key)
         if record is None:
@@ -341,7 +341,7 @@ class LogManager:
         *,
         sealed: Sequence[LogChunk] = (),
     ) -> Versioned[LogHead]:
-        """In one transaction, replace the head of this `version`, and write the chunks `sealed`.
+        """Replace a head that has `version`, and write the chunks `sealed`, in one transaction.
 
         Raises:
             BadVersionError: the head was changed meanwhile; read it again.
@@ -356,13 +356,16 @@ class LogManager:
         changes: Sequence[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]],
         others: Iterable[Operation] = (),
     ) -> list[int]:
-        """In one transaction, replace heads and perform the operations `others`; return versions.
+        """Replace heads and perform the operations `others`, in one transaction.
+
+        A head of version `NOT_EXISTS` is created. The result is the new version of each head.
 
         Raises:
             BadVersionError: one of the heads was changed meanwhile.
-            NoSuchLogError: the log of a first head was deleted.
-            BadRequestError: too many operations for one transaction. Each head, each sealed chunk,
-                each of the others, and each log with a first head takes one.
+            NoSuchLogError: the log of a head to create was deleted.
+            BadRequestError: the changes need too many operations for one transaction. Each head,
+                each sealed chunk, each operation in `others`, and each log with a head to create
+                counts as one operation.
         """
         puts: list[Operation] = []
         rest: list[Operation] = list(others)
@@ -393,7 +396,7 @@ class LogManager:
         return [stat.version for stat in stats[: len(puts)] if stat is not None]
 
     async def condition(self, name: LogName, log_id: str) -> Check:
-        """Return a transaction's condition that the log exists and has the id `log_id`.
+        """Return a condition for a transaction: the log exists and has the id `log_id`.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -423,9 +426,10 @@ class LogManager:
     async def watch_head(
         self, partition: LogPartition, log_id: str
     ) -> AsyncIterator[AsyncIterator[Versioned[LogHead]]]:
-        """Yield the head now and after each change. Quick changes may appear as one change.
+        """Yield an iterator that returns the head now, and again after each change.
 
-        The iterator raises NoSuchLogError when the log is deleted.
+        Quick changes may appear as one change. The iterator raises NoSuchLogError when the log is
+        deleted.
         """
         async with (
             self._store.watch(partition.head_key) as changes,
@@ -524,10 +528,10 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """Return the operation that replaces an application's last batch, which has this `version`.
+        """Return the operation that replaces an application's last batch if it has `version`.
 
         Raises:
-            BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is not valid.
+            BadRequestError: `batch` is no number from 0 to 2⁶³-1, or `application` is not valid.
         """
         if not isinstance(batch, int) or not 0 <= batch <= MAX_ID:
             raise BadRequestError(f"{batch!r} is not the number of a batch")
@@ -541,9 +545,9 @@ class LogManager:
         }
 
     async def forget_application(self, name: LogName, application: str) -> None:
-        """Forget an application's last batch, so that its next batch counts as its first one.
+        """Delete an application's last batch, so that its next batch counts as its first batch.
 
-        It is no error if the application is unknown.
+        An unknown application is not an error.
         """
         try:
             await self._store.delete(_transaction_key(name, application))
@@ -577,7 +581,7 @@ def checked_name(text: str, what: str) -> str:
 
 
 def _transaction_key(name: LogName, application: str) -> str:
-    """Return the key of an application's last batch. Percent-encoding makes the key unique."""
+    """Return the key of an application's last batch; percent-encoding allows any characters."""
     try:
         quoted = quote(application, safe="").replace(".", "%2E")
     except (TypeError, UnicodeEncodeError):

@@ -106,7 +106,7 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            FormatError: a record is damaged, or the decisions of the levels contradict each other.
+            FormatError: a record is damaged, or the policies of log and namespace contradict.
         """
         found = (await self.read(namespace)).value
         own = None if log is None else await self.log_policy(namespace, log)
@@ -133,7 +133,7 @@ class NamespaceManager:
         Raises:
             NoSuchKeyError: there is no such namespace.
             KeyExistsError, BadVersionError: another call set a policy for the log.
-            BadRequestError: the policy contradicts that of the namespace.
+            BadRequestError: the policy contradicts the policy of the namespace.
         """
         while True:
             found = await self._record(namespace)
@@ -163,7 +163,7 @@ class NamespaceManager:
 
 
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:
-    """Check that a namespace has no logs in a cluster. Logs that are being deleted also count.
+    """Raise an error if a cluster has logs in a namespace. Logs that are being deleted count, too.
 
     `store` is the metadata store of the cluster. The namespaces may be in another store.
 

@@ -1,29 +1,29 @@
-"""Compact a log: copy many small ledgers of a partition into few, and name the few in the head.
+"""Compacts a log: copies many small ledgers of a partition into few, and changes the head.
 
 =========================== ======================================================================
 step                        work, and the leftovers after a crash
 =========================== ======================================================================
-`plan_compaction`           one process reads the chains; nothing is left over
-`copy_group`                any number of processes: each writes and closes a new ledger. No range
-                            names it, so a sweep deletes it a day later
-`publish_compaction`        one process for each partition: one compare-and-set names the new
-                            ledgers. Then it deletes the old ledgers and old chunks. A crash leaves
-                            ledgers and chunks that no head names, for a sweep
+`plan_compaction`           one process reads the chains; a crash leaves nothing
+`copy_group`                any number of processes: each writes and closes a new ledger. A crash
+                            leaves a ledger that no range names; a sweep deletes it a day later
+`publish_compaction`        one process for each partition puts the new ledgers into the head by
+                            one compare-and-set, then deletes the old ledgers and chunks. A crash
+                            leaves ledgers and chunks that no head names; a sweep deletes them
 =========================== ======================================================================
 
 Entries keep their offsets. Control records are copied, too. An entry is copied byte for byte,
-except for one field of its record: the *greatest timestamp so far*. If a publisher's field is less
-than that of an earlier record, the copy raises it. Searches for a time use this field; readers do
-not see it.
+except for one field of its record: the *greatest timestamp so far*. If the field is less than the
+field of an earlier record, as after several publishers, the copy gets the greater value. Searches
+for a time use this field; readers do not see it.
 
 A compaction does not change the owner of a partition. If another process changes the head during a
 compaction, the compaction is applied to the newest head. If another process truncated or joined
 ranges that were copied, the copy is deleted. So any number of compactions may run at the same time.
 
-**Old ledgers are deleted at once**, as after a truncation. A reader that meets a missing ledger or
-chunk reads the newest head, and continues at its offset. Readers would need this step even if the
-deletion were delayed: at any time, a sweep may delete old ledgers that no range names. During a
-delay, the originals and the copies would both take space.
+**Old ledgers are deleted at once**, as after a truncation. A reader that does not find a ledger or
+chunk reads the newest head, and continues at the offset that it has reached. A delayed deletion
+would not save readers this step, because at any time a sweep may delete ledgers that no range
+names. During a delay, the originals and the copies would both take space.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class PublishedCompaction:
 async def plan_compaction(
     client: LogClient, name: LogName, limits: CompactionLimits
 ) -> CompactionPlan:
-    """Find the groups of ranges to join. The retention policy limits groups. No bookie is asked.
+    """Find groups of ranges to join, by the limits and the log's policy. No bookie is asked.
 
     Raises:
         BadRequestError: the limits are not valid.
@@ -223,7 +223,7 @@ async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> L
 
 
 async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) -> None:
-    """Append the entries; return when all are durable. The bytes in flight are limited."""
+    """Append the entries, with a limit of bytes in flight; return when all entries are durable."""
     greatest_ms = NO_TIME_MS
     unconfirmed: deque[tuple[int, asyncio.Future[range]]] = deque()
     unconfirmed_bytes = 0
@@ -252,8 +252,8 @@ async def publish_compaction(
     """Replace ledgers of a partition by their copies in the head, and delete the originals.
 
     One compare-and-set publishes all copies. Copies that cannot be published are deleted. After a
-    MetadataError, the outcome of the compare-and-set is unknown; a sweep deletes the leftover
-    ledgers.
+    MetadataError, the outcome of the compare-and-set is unknown; a sweep deletes the ledgers that
+    no range names.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -311,7 +311,7 @@ class _Publication:
         return PublishedCompaction(len(done), size_of(done), overtaken, tuple(failures))
 
     async def _publish(self) -> tuple[LogHead, list[LogRange]]:
-        """Replace the ranges in the newest chain; return the new head and all its ranges."""
+        """Replace the copied ranges in the newest head and chunks; return head and all ranges."""
         client, partition = self._client, self._partition
         attempts = Attempts()
         while True:
@@ -336,7 +336,10 @@ class _Publication:
     def _step(
         self, head: LogHead, chunks: Sequence[LogChunk], waiting: Sequence[JoinedRanges]
     ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]] | None:
-        """Return the change that publishes `waiting`; None if `waiting` is empty or refused."""
+        """Return the new head, its new chunks and the replaced ranges; None if there is no change.
+
+        There is no change if `waiting` is empty, or if `chain.compacted` refuses the change.
+        """
         if not waiting:
             return None
         try:
