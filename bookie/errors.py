@@ -364,7 +364,7 @@ class BadVersionError(MetadataError):
 
 
 class KeyExistsError(BadVersionError):
-    """The key exists although it must not."""
+    """The key that the request wants to create exists already."""
 
 
 class LayoutExistsError(KeyExistsError):

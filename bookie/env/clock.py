@@ -19,16 +19,16 @@ Moment: TypeAlias = datetime | int
 
 
 class Clock(Protocol):
-    """Two clocks, one source of nonces, and the identity of the running kernel."""
+    """Reads a monotonic clock and a wall clock, makes random nonces, and identifies the boot."""
 
     def monotonic(self) -> float:
         """Return seconds that never decrease; only differences are meaningful."""
 
     def now_ms(self) -> int:
-        """Return milliseconds since 1970, for people and retention, never for ordering."""
+        """Return ms since 1970; use them for display and retention, but not to order events."""
 
     def nonce(self) -> bytes:
-        """Return 16 random bytes, unique for each file."""
+        """Return 16 random bytes, which no other call returns."""
 
     def boot_id(self) -> str:
         """Return an id that differs after each start of the operating system; empty if unknown."""
@@ -92,7 +92,7 @@ def parse_moment(text: str) -> int:
 
 
 def moment_text(milliseconds: int) -> str:
-    """Return ms since 1970 as ISO 8601 text in UTC, or as a number if beyond the calendar."""
+    """Return ms since 1970 as ISO 8601 text in UTC, or as a number if `datetime` cannot hold it."""
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -101,15 +101,15 @@ def moment_text(milliseconds: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in whole seconds for people: ``40 days, 0:00:07``."""
+    """Return a duration as text for people, without fractions of seconds: ``40 days, 0:00:07``."""
     return str(timedelta(seconds=int(seconds)))
 
 
 def boot_time_seconds() -> float:
-    """Return seconds since the machine started, suspended time included; equal in all processes."""
+    """Return seconds since the machine started, with suspended time; the same in all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def jitter() -> float:
-    """Return a random number in [0, 1), so that many clients do not act at the same moment."""
+    """Return a random number in [0, 1), by which clients spread their actions over time."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

@@ -110,7 +110,7 @@ class File(Protocol):
         """Sync, then drop the kernel's cached copy, so that reads come from the device."""
 
     def forget(self, offset: int, size: int) -> None:
-        """Free the memory of durable pages (a hint); later reads need the device.
+        """Drop synced pages of the file from the page cache (a hint); later reads need the device.
 
         A `size` of 0 means up to the end of the file. Pages with unwritten changes stay in memory.
         """
@@ -189,7 +189,7 @@ class PosixFile:
         return offset - start
 
     def _pwritev_some(self, buffers: Sequence[Buffer], expected: int, offset: int) -> int:
-        """Write all `expected` bytes of `buffers` at `offset`; return the offset after them."""
+        """Write all `expected` bytes of `buffers` at `offset`; return `offset` + `expected`."""
         while True:
             written = os.pwritev(self._fd, buffers, offset)
             offset += written

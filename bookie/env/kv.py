@@ -1,4 +1,4 @@
-"""A sorted, transactional key-value store in a directory; the real store is LMDB.
+"""A sorted, transactional key-value store in a directory, and its implementation by LMDB.
 
 One write transaction and several read transactions run concurrently; each transaction reads the
 snapshot from its start. A write transaction is durable when its `with` block ends. If the block

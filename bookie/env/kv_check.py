@@ -82,7 +82,7 @@ class _Meta:
 
 
 def seed_of(table: str) -> int:
-    """Return the checksum seed of a table's pairs, so that the sum shows exchanged tables."""
+    """Return the checksum seed of a table's pairs; the sum changes if two tables are exchanged."""
     return crc32c(table.encode())
 
 
@@ -361,7 +361,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """Check that the meta pages hold successive transactions, the even one in the first page."""
+    """Check that the meta pages hold successive transactions; the first page has the even one."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

@@ -33,7 +33,10 @@ class Pause:
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:
-        """Wait `seconds()`, called again after each `measure_again`; True if `end` was called."""
+        """Wait for the time that `seconds` returns; return True if `end` was called.
+
+        `seconds` is called at the start, and again after each `measure_again`.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not self._ended:

@@ -21,7 +21,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class BatchWorker(Protocol[T_contra]):
-    """A thread that handles all queued items at once."""
+    """A thread that handles queued items in batches; a batch is all items queued so far."""
 
     def submit(self, item: T_contra) -> None:
         """Queue `item` without waiting; items are handled in the order of submission.

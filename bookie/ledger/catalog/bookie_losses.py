@@ -4,7 +4,8 @@ To forget a bookie, `BookieLosses` deletes or replaces its cookie. No other book
 between the examination of the ledgers and this change. Otherwise two bookies could be forgotten
 together, each because the other has copies. So each change also writes the parent key of all
 cookies, on condition that this key has its version from before the examination. One of two
-concurrent changes fails. Its caller examines again, and sees that the other bookie is lost.
+concurrent changes fails. The caller of the failed change examines the ledgers again, and sees that
+the other bookie is lost.
 
 A cookie outlives the disks of its bookie. So a bookie that starts empty, without an operator's
 command, counts only the copies of bookies that are registered now. An operator can know which disks

@@ -10,9 +10,9 @@ day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKe
 If proofs are kept for a week, about eight days have proofs. So a few reads find the proof of a
 ledger, and one listing of the days finds old proofs.
 
-A sweep removes the proofs of old days, and of days in the future. A wrong clock, in the process
-that deletes or sweeps, can only remove a proof too early. A ledger whose proof was removed early is
-only absent, and bookies reclaim its space later.
+A sweep removes the proofs of old days, and of days in the future. If a process that deletes or
+sweeps has a wrong clock, the only effect is that a proof is removed too early. Then bookies treat
+the ledger as absent, and reclaim its space later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELETIONS_AT_ONCE = 100
 
 
 def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
-    """Return the write of the proof, which fails if the ledger has a proof of the same day."""
+    """Return a put of the proof; the put fails if the ledger has a proof of the same day."""
     day = max(proof.deleted_at_ms // DAY_MS, 0)
     key = layout.under(keys.deletions_of(day)).key(ledger_id)
     return Put(key, encode_proof(proof), NOT_EXISTS)

@@ -179,7 +179,7 @@ class LedgerManager:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
     async def deletion(self, ledger_id: int, version: int) -> tuple[Operation, Operation]:
-        """Return operations that delete a ledger in a larger transaction, if it has `version`.
+        """Return operations that delete a ledger with `version`, as part of a larger transaction.
 
         The transaction raises BadVersionError if the ledger has another version, and NoSuchKeyError
         if the ledger does not exist.

@@ -189,7 +189,7 @@ class AddConnection(_Reconnecting[AddStream]):
         self._users.pop(user, None)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
-        """Send one request; `on_answer` is called unless the lane breaks first."""
+        """Send one request if the lane is up; `on_answer` is called unless the lane then breaks."""
         if self._stream is None or not self.is_up:
             return
         try:

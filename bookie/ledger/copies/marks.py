@@ -366,8 +366,8 @@ class UnderreplicationManager:
         If this worker's lock is later than `lock`, neither the lock nor the mark changes.
 
         Return False if the ledger stays marked, because the mark changed or this worker lost the
-        lock. If this call raises or is cancelled, the mark may be removed nevertheless; the next
-        call finds this out.
+        lock. If `mark_replicated` raises or is cancelled, the mark may be removed nevertheless; the
+        next `mark_replicated` finds this out.
 
         Raises:
             BadRequestError: this worker has no lock on the ledger.

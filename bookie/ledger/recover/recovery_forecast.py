@@ -79,7 +79,7 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True)
 class WouldFail:
-    """A recovery could not decide now."""
+    """A recovery would fail now, because the answers allow no decision."""
 
     error: BookieError
     state: RecoveryState
