@@ -291,7 +291,7 @@ class PosixFile:
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Split `buffers` into one list per pwritev, of `IOV_MAX` buffers or `WRITEBACK_BYTES`."""
+    """Split `buffers` into a list per pwritev; `IOV_MAX` or `WRITEBACK_BYTES` ends a list."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:

@@ -65,7 +65,7 @@ def ask_for_short_slices() -> bool:
 
 
 def slice_nanoseconds() -> int | None:
-    """Return this thread's time slice; None if unknown or if the scheduling policy is special."""
+    """Return this thread's time slice; None if unknown or with a non-default scheduling policy."""
     octets = ctypes.create_string_buffer(_ATTRIBUTES.size)
     if not _call(_SCHED_GETATTR, octets, _ATTRIBUTES.size, 0):
         return None

@@ -102,7 +102,7 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """The number of a write set's members whose denials prove an entry not acknowledged."""
+        """The number of denials in a write set that prove that an entry was not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property

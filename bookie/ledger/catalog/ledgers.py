@@ -137,7 +137,7 @@ class LedgerManager:
         """Replace the metadata in one step, if it has `version` and the `conditions` hold.
 
         Raises:
-            BadVersionError: the metadata was changed meanwhile, or a condition does not hold; read
+            BadVersionError: the metadata has another version, or a condition does not hold; read
                 again.
             NoSuchLedgerError: the ledger was deleted.
         """
@@ -225,7 +225,7 @@ class LedgerManager:
             yield ledger_id
 
     async def list_all(self, after: int = NO_ENTRY) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """List the ledgers with ids greater than `after`, with metadata, in ascending order.
+        """List the metadata of all ledgers with ids greater than `after`, in ascending order.
 
         Like `list_ids`, this listing is complete or raises an error.
 

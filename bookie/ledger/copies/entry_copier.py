@@ -91,7 +91,7 @@ class EntryCopier:
         all entries before this entry were copied.
 
         Raises:
-            NoSuchLedgerError: the ledger was deleted meanwhile.
+            NoSuchLedgerError: the ledger was deleted.
             BookieError: the target did not accept the entries.
         """
         metadata = self.metadata

@@ -309,7 +309,7 @@ class UnderreplicationManager:
         return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
     async def _acquire(self, ledger_id: int, *, is_marked: bool | None) -> bool:
-        """Lock a ledger, only if it has a mark (True) or no mark (False), or in any case (None)."""
+        """Lock a ledger; `is_marked` requires a mark (True), no mark (False) or neither (None)."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
@@ -366,8 +366,8 @@ class UnderreplicationManager:
         If this worker's lock is later than `lock`, neither the lock nor the mark changes.
 
         Return False if the ledger stays marked, because the mark changed or this worker lost the
-        lock. If `mark_replicated` raises or is cancelled, the mark may be removed nevertheless; the
-        next `mark_replicated` finds this out.
+        lock. If `mark_replicated` raises or is cancelled, it is unknown whether the mark was
+        removed; the next `mark_replicated` finds this out.
 
         Raises:
             BadRequestError: this worker has no lock on the ledger.
@@ -570,7 +570,7 @@ class UnderreplicationManager:
         return NOT_EXISTS if record is None else record.version
 
     async def set_checked_ms(self, check: str, now_ms: int, *, version: int | None = None) -> bool:
-        """Store the end of a check; return False if the stored time has not `version`."""
+        """Store the end of a check; return False if the stored time has another version."""
         try:
             await self._store.put(_check_key(check), b"%d" % now_ms, version=version)
         except (BadVersionError, NoSuchKeyError):

@@ -106,14 +106,14 @@ class QuorumChange:
         """Give a ledger another write quorum; return after the metadata was written.
 
         Raises:
-            NoSuchLedgerError: the ledger does not exist, or was deleted meanwhile.
+            NoSuchLedgerError: the ledger does not exist, or was deleted during the change.
             BadRequestError: the ledger cannot have this write quorum, repair is disabled, another
                 worker repairs the ledger, an entry has no good copy, or somebody else changed the
                 ledger. The metadata has not changed.
             NotEnoughBookiesError: too few bookies are writable, or placement allows too few bookies
                 in one ensemble.
             BookieError: a bookie did not accept entries. The metadata has not changed.
-            MetadataError: the metadata store failed; the new layout may be written nevertheless.
+            MetadataError: the metadata store failed; it is unknown if the new layout was written.
         """
         metadata = (await self._client.ledgers.read_latest(ledger_id)).value
         self._check(metadata, write_quorum_size)
@@ -204,8 +204,8 @@ class QuorumChange:
     ) -> None:
         """Copy entries to a slot's bookie until it has all entries of the slot by the new layout.
 
-        All entries that only the new layout assigns to the slot are copied, and the missing ones of
-        the others. If the quorum shrinks, damaged entries are copied, too.
+        Entries that only the new layout assigns to the slot are always copied, other entries only
+        if they are missing. If the quorum shrinks, damaged entries are copied, too.
         """
         shrinks = new.write_quorum_size < old.write_quorum_size
         target = duty.bookie_id
@@ -308,7 +308,7 @@ class QuorumChange:
         )
 
     async def _conditions(self, progress: _GivenEntries) -> list[Check]:
-        """Return the checks that no bookie on which the change relies has another cookie."""
+        """Return conditions: the cookie of no bookie on which the change relies may change."""
         cookies = self._client.ensembles.cookies
         names = sorted(progress.relied_on)
         found = await gather(cookies.read_latest(name) for name in names)

@@ -120,7 +120,7 @@ class ReplicaMove:
             lock: the ledger's lock; None only where no bookie reclaims copies, as in a simulation.
 
         Raises:
-            MetadataError: the metadata store failed; the metadata may be written nevertheless.
+            MetadataError: the metadata store failed; it is unknown if the metadata was written.
         """
         names = ",".join(sorted(gone))
         done = RepairOutcome(ledger_id, names, "was-fine")
@@ -208,7 +208,7 @@ class ReplicaMove:
         excluded: set[str],
         lock: RepairLock | None,
     ) -> _MovedFragment:
-        """Move one fragment, unless another worker has moved it meanwhile.
+        """Move one fragment, unless another worker moves the fragment first.
 
         If a newcomer has no readable cookie, add the newcomer to `excluded`, and move nothing.
         """

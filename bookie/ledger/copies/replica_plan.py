@@ -102,9 +102,9 @@ def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]
 def with_newcomers(
     metadata: LedgerMetadata, first_entry_id: int, newcomers: Mapping[int, str]
 ) -> LedgerMetadata:
-    """Return the metadata after each slot of `newcomers` got its new bookie in one fragment.
+    """Return the metadata with new bookies in the fragment that begins at `first_entry_id`.
 
-    The fragment is the fragment whose first entry is `first_entry_id`.
+    `newcomers` maps slots of this fragment to their new bookies.
     """
     fragments = tuple(
         replace(

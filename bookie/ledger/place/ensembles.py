@@ -38,7 +38,7 @@ class Quarantine:
         """Maps a bookie to the end of its quarantine and its number of registrations by then."""
 
     def put(self, bookie_id: str) -> None:
-        """Quarantine a bookie for a random time, so that clients use it again one by one."""
+        """Quarantine a bookie for a random time, so that not all clients use it again at once."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)

@@ -87,7 +87,7 @@ class Placement:
     """The number of domains that must store an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that must acknowledge an ensemble's entries; None if any may do so."""
+        """Return the domains that must acknowledge an ensemble's entries; None if none must."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
@@ -257,7 +257,7 @@ class Placement:
         return [members[other] for other in near if members[other]]
 
     def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
-        """Return the bookies of `bookies` with the fewest narrower domains of `neighbours`."""
+        """Return the part of `bookies` whose narrower domains are rarest among `neighbours`."""
         if self.policy is PlacementPolicy.DEFAULT:
             return bookies
         narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]

@@ -62,7 +62,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
     Raises:
         NotEnoughBookiesError: too few bookies answered.
         WrongClusterError: a bookie refused the caller.
-        ClientClosedError: the client was closed meanwhile.
+        ClientClosedError: the client was closed.
     """
     quorum = Quorum.of(metadata)
     answered, lac, silence = 0, NO_ENTRY, ""

@@ -2,8 +2,8 @@
 
 While one span is verified, the bookie sends the next span. Each span is a separate `RangeRead`,
 with its own replicas and failures. Entries are delivered in the order of ids. A span is about as
-long as one answer. A span consists of ids, so the sizes of earlier entries tell how many ids fill
-an answer.
+long as one answer. A span is a range of ids; the sizes of earlier entries tell how many ids fill an
+answer.
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ class LedgerRecovery:
         return self._read()
 
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
-        """Request newcomers for failed slots without which no ack quorum is possible."""
+        """Request newcomers for failed slots, if no ack quorum is possible without newcomers."""
         if self._offered is not None:
             return []  # one choice at a time: a choice needs the ensemble after the last choice
         possible = self._acked | self.waiting

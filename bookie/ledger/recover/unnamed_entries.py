@@ -26,7 +26,7 @@ BOOKIES_AT_ONCE = 16
 async def find_unnamed_entries(
     pool: BookiePool, registered: Iterable[str], metadata: LedgerMetadata
 ) -> str:
-    """Describe a later entry than all entries on the last ensemble's bookies; "" if there is none.
+    """Describe an entry beyond all entries on the last ensemble's bookies; "" if there is none.
 
     A bookie that does not answer, or is not registered, is ignored.
 

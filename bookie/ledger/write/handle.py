@@ -238,7 +238,7 @@ class WriterHandle:
 
     @property
     def failure(self) -> BookieError | None:
-        """The error that the next append would raise, also after `close`; None if none."""
+        """The error of the next append, also after `close`; None if the writer accepts appends."""
         return self._refusal
 
     @property
@@ -438,9 +438,9 @@ class WriterHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Pass queued appends to the state machine as batches; if none is left, publish or close.
+        """Pass queued appends to the state machine as batches; then publish the LAC, or close.
 
-        Only an empty queue allows to publish the LAC without a batch, or to close the ledger.
+        The LAC is published without a batch, and the ledger is closed, only if the queue is empty.
         """
         self._flush_scheduled = False
         queue, machine = self._queue, self._machine

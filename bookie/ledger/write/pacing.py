@@ -49,7 +49,10 @@ class Pacing:
         return sum(1 << slot for slot in self.slots)
 
     def hold_back(self, slot: int, seconds: float) -> list[WriterEffect]:
-        """Pause a slot for `seconds`, but at least `resend_seconds`; ignore this during a pause."""
+        """Pause a slot for `seconds`, but at least for `resend_seconds`.
+
+        If the slot already pauses, the call changes nothing.
+        """
         effects: list[WriterEffect] = []
         paced = self.slots.get(slot)
         if paced is None:
@@ -95,7 +98,7 @@ class Pacing:
         ]
 
     def end(self, slot: int) -> list[WriterEffect]:
-        """Stop pacing a slot: its bookie accepted all batches, was skipped, or has a new state."""
+        """Stop pacing a slot: its bookie accepted all batches, or the slot got another state."""
         if self.slots.pop(slot, None) is None:
             return []
         return [CancelTimer((kind, slot)) for kind in ("resend", "paced", "patience")]

@@ -5,9 +5,9 @@ slot     meaning
 ======== ===========================================================================================
 up       the bookie's stream is open: the writer sends it each new batch at once
 down     the bookie's stream is broken but may reconnect: batches wait while the writer has room
-dead     the bookie failed (by a status or the add timeout): no batch waits for it. The slot is up
-         again when the stream reopens, or when the bookie stores a **probe**: a batch that the
-         writer sends from time to time to test the bookie
+dead     the bookie failed (by a status or the add timeout): the writer skips it if the others can
+         acknowledge. The slot is up again when the stream reopens, or when the bookie stores a
+         **probe**: a batch that the writer sends from time to time to test the bookie
 lost     dead for ever: the bookie may have lost entries, or reports that the ledger is fenced
 ======== ===========================================================================================
 

@@ -471,9 +471,9 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Start timers after which slots with broken streams get other bookies.
+        """Start timers: slots whose streams are still broken at the end need other bookies.
 
-        The time is shorter if an ack quorum needs these slots.
+        The timers are shorter if an ack quorum needs these slots.
         """
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:

@@ -61,7 +61,7 @@ class ConsumerGroup:
         """Replace the assignment if its version is `version` and the `conditions` hold.
 
         Raises:
-            BadVersionError: the assignment was changed meanwhile, or a condition does not hold.
+            BadVersionError: the assignment has another version, or a condition does not hold.
             MetadataUnavailableError: unknown whether the change was made.
         """
         put = Put(self.assignment_key, encode_group_assignment(assignment), version)

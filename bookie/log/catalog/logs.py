@@ -344,7 +344,7 @@ class LogManager:
         """Replace a head that has `version`, and write the chunks `sealed`, in one transaction.
 
         Raises:
-            BadVersionError: the head was changed meanwhile; read it again.
+            BadVersionError: the head has another version; read the head again.
             NoSuchLogError: the log was deleted.
             MetadataUnavailableError: unknown whether the change was made.
         """
@@ -361,7 +361,7 @@ class LogManager:
         A head of version `NOT_EXISTS` is created. The result is the new version of each head.
 
         Raises:
-            BadVersionError: one of the heads was changed meanwhile.
+            BadVersionError: one of the heads has another version.
             NoSuchLogError: the log of a head to create was deleted.
             BadRequestError: the changes need too many operations for one transaction. Each head,
                 each sealed chunk, each operation in `others`, and each log with a head to create
@@ -482,7 +482,7 @@ class LogManager:
         """Replace the cursor whose version is `version`; `NOT_EXISTS` creates the cursor.
 
         Raises:
-            BadVersionError: the cursor was changed, deleted, or made meanwhile.
+            BadVersionError: the cursor has another version, was deleted, or exists already.
             NoSuchLogError: the cursor is new, and the log was deleted.
         """
         operations: list[Operation] = [
