@@ -1,4 +1,4 @@
-"""Runs coroutines at once: `gather` returns their results, `beside` runs them during a block."""
+"""Runs coroutines concurrently; `gather` returns their results, `beside` runs them in a block."""
 
 from __future__ import annotations
 

@@ -221,8 +221,8 @@ class LedgerClient:
     ) -> ReaderHandle:
         """Open a ledger for reading; see `BookKeeper.open_ledger`.
 
-        Without `asks_for_lac`, no bookie is asked for the LAC of an open ledger. Use such a reader
-        only for `read_acknowledged`.
+        Without `asks_for_lac`, no bookie is asked for the LAC of an open ledger. Use a reader
+        without a LAC only for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
         self._admit(found.value, password)

@@ -1,7 +1,7 @@
 """Selects the entries of a batch that one slot stores, and joins such parts into a batch.
 
 Only striped ledgers (E > Qw) need this module. The functions compute ids with numpy, visit each
-packet once in Python, and copy payload once.
+packet once in Python, and copy each payload once.
 """
 
 from __future__ import annotations

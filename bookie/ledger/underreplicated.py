@@ -1,8 +1,8 @@
-"""Records of repair in the metadata store: ledgers that lack copies, and bookies that are gone.
+"""Records of repair in the metadata store: ledgers that lack copies, and departing bookies.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), formats ``bookie-underreplicated``,
-``bookie-repair-lock``, ``bookie-repair-failure``, ``bookie-departure`` and
-``bookie-repair-history``, version 1.
+Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
+``bookie-underreplicated``, ``bookie-repair-lock``, ``bookie-repair-failure``, ``bookie-departure``
+and ``bookie-repair-history``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Forgets a bookie whose data is lost, unless it may have had the last copy of an entry.
 
 To forget a bookie, `BookieLosses` deletes or replaces its cookie. No other bookie may be forgotten
-between the examination of the ledgers and this change. Otherwise two bookies could be forgotten
-together, each because the other has copies. So each change also writes the parent key of all
+between the examination of the ledgers and this change. Otherwise two bookies could be forgotten at
+once, each because the other seems to have copies. So each change also writes the parent key of all
 cookies, on condition that this key has its version from before the examination. One of two
 concurrent changes fails. The caller of the failed change examines the ledgers again, and sees that
 the other bookie is lost.
 
-A cookie outlives the disks of its bookie. So a bookie that starts empty, without an operator's
-command, counts only the copies of bookies that are registered now. An operator can know which disks
-still exist, and may count the copies of all bookies with cookies.
+A cookie outlives the disks of its bookie. So if a bookie starts empty without an operator's
+command, only copies on registered bookies count. An operator can know which disks still exist, and
+may count the copies of all bookies with cookies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DataNotExpendableError(CookieError):
 
 @dataclass(frozen=True, slots=True)
 class ExaminedLoss:
-    """The result of `BookieLosses.examine`; `forget` and `replace` fail if a fact changed since."""
+    """The result of `BookieLosses.examine`; `forget` and `replace` fail if it is outdated."""
 
     bookie_id: str
     version: int
@@ -59,7 +59,7 @@ class BookieLosses:
     async def examine(
         self, bookie_id: str, also_lost: Collection[str] = (), *, live_only: bool = False
     ) -> ExaminedLoss:
-        """Find the ledgers that depend on a bookie that does not run. The call lists all ledgers.
+        """Find the ledgers that depend on a bookie that does not run. The method lists all ledgers.
 
         Args:
             bookie_id: the bookie whose data is lost.
@@ -94,7 +94,7 @@ class BookieLosses:
         """Replace the last cookie of a bookie that starts empty.
 
         Raises:
-            BadVersionError: a fact changed since `examine`; examine again.
+            BadVersionError: a cookie changed since `examine`; examine again.
             DataNotExpendableError: see `examine`.
             IdentityError: the bookie is registered now.
             MetadataError: the metadata store failed; the outcome may be unknown.

@@ -74,8 +74,8 @@ async def sweep_proofs(
 ) -> int:
     """Remove up to `count_max` proofs older than `keep_seconds`; return the number removed.
 
-    Several processes may sweep at the same time. If two processes remove the same proofs, one
-    stops, and the next sweep continues.
+    Several processes may sweep at the same time. If two processes remove the same proofs, one of
+    them stops; the next sweep removes the rest.
 
     Raises:
         MetadataUnavailableError: the store does not answer.

@@ -2,7 +2,7 @@
 
 A create carries a random token, with which a client recognizes its own ledger after a lost reply. A
 listing is complete or raises an error, because bookies delete the data of ledgers that a listing
-lacks. A deletion leaves a record that proves it (`deletion_proofs`).
+lacks. A deletion leaves a record that proves the deletion (`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LedgerManager:
         `LedgerIdGenerator`: such an id has no proof of deletion.
 
         Raises:
-            LedgerExistsError: the id is taken, by another create or a deleted ledger.
+            LedgerExistsError: another ledger has the id, or a deleted ledger had it.
         """
         if metadata.c_token == 0:
             metadata = replace(metadata, c_token=new_token())
@@ -134,7 +134,7 @@ class LedgerManager:
     async def write(
         self, metadata: LedgerMetadata, version: int, conditions: Sequence[Check] = ()
     ) -> Versioned[LedgerMetadata]:
-        """Replace the metadata in one step, if it has `version` and the `conditions` hold.
+        """Replace the metadata, if the stored metadata has `version` and the `conditions` hold.
 
         Raises:
             BadVersionError: the metadata has another version, or a condition does not hold; read
@@ -158,7 +158,7 @@ class LedgerManager:
         return Versioned(metadata, stat.version)
 
     async def delete(self, ledger_id: int, version: int | None = None) -> None:
-        """Delete the metadata of a ledger; with `version`, only if it has exactly this version.
+        """Delete the metadata of a ledger; with `version`, only if the metadata has this version.
 
         The same transaction writes a proof of the deletion, so that bookies reclaim the ledger.
 
@@ -211,7 +211,7 @@ class LedgerManager:
         return await find_proofs(self._store, await self._read_layout(), ledger_ids)
 
     async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """List the ids of all ledgers that are greater than `after`, ascending, from key names.
+        """List the ids of all ledgers with ids greater than `after`, in ascending order.
 
         The listing contains every ledger that exists during the whole listing, or raises an error.
         The listing reads no metadata.
@@ -274,7 +274,7 @@ class LedgerManager:
     async def watch(
         self, ledger_id: int
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
-        """Watch a ledger's metadata: yield it now and after each change; None if it is missing.
+        """Yield a ledger's metadata now and after each change; None if the ledger is missing.
 
         Several quick changes may be reported as one.
         """

@@ -147,7 +147,7 @@ async def _begin(store: MetadataStore) -> _Removal:
 
 
 async def _take_identity(store: MetadataStore) -> _Removal:
-    """Move the layout and the instance id into the removal's record, unless they are there."""
+    """Move the layout and the instance id into the removal's record, unless it has them already."""
     while True:
         removal = await _find(store)
         if removal is not None:

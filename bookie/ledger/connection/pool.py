@@ -98,7 +98,7 @@ class _Reconnecting(ABC, Generic[S]):
 
     @abstractmethod
     def _on_broken(self, error: BookieError) -> None:
-        """The stream broke."""
+        """Handle that the stream broke."""
 
     def drop(self) -> None:
         """Drop the stream, because its channel was closed."""
@@ -464,7 +464,7 @@ class BookiePool:
         return next(self._request_ids)
 
     def connection(self, bookie_id: str) -> BookieConnection:
-        """Return the connection to a bookie, which connects at its first use."""
+        """Return the connection to a bookie; it opens at its first use."""
         found = self._connections.get(bookie_id)
         if found is None:
             found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
@@ -527,7 +527,7 @@ class BookiePool:
             raise ClientClosedError("the client is closed")
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        """Start a task of the client; the end of the pool cancels it."""
+        """Start a task of the client; the pool cancels the task when the pool closes."""
         task = self.tasks.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)

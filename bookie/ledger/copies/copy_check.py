@@ -1,8 +1,8 @@
 """Reads every entry that one bookie should store, from that bookie alone, and verifies it.
 
-A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. It answers
-UNKNOWN_LEDGER_STATE for each entry that it does not have. This check counts such an entry as
-missing, so that a repair stores the entry on the bookie again.
+A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. A bookie
+in limbo answers UNKNOWN_LEDGER_STATE for each entry that it does not have. The check counts an
+entry with this answer as missing, so that a repair stores the entry again.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class CopyCheck:
         return told
 
     async def _end_of_hole(self, at: int, last: int) -> int:
-        """Find the end of a hole: the id before the stripe's next id that the bookie lists."""
+        """Return the last id of a hole: the id before the next id that the bookie lists."""
         if at >= last:
             return last
         listed = await list_stored(

@@ -1,4 +1,4 @@
-"""Bookies whose copies move elsewhere, and repairs that failed: records in the metadata store.
+"""Records in the metadata store: bookies whose copies must move, and repairs that failed.
 
 ================================ =================================================================
 key                              value
@@ -128,7 +128,7 @@ class RepairFailures:
         return failure
 
     async def remove(self, ledger_id: int) -> None:
-        """Forget the failures of a ledger."""
+        """Delete the record of a ledger's failed repairs."""
         try:
             await self._store.delete(_FAILURES.key(ledger_id))
         except NoSuchKeyError:

@@ -4,9 +4,9 @@ A packet keeps its digest. So a copy equals its source byte by byte. A bookie an
 after the entries are durable. A bookie keeps its newest copy of an entry, so the new copy replaces
 a corrupt copy.
 
-If no member of the write set has a good copy, the copier asks the other registered bookies. After
-the metadata store was restored from a backup, such a bookie may have a copy that moved to it after
-the backup.
+If no member of the write set has a good copy, the copier asks the other registered bookies. If the
+metadata store was restored from a backup, a bookie outside the write set may have a copy that moved
+to it after the backup.
 """
 
 from __future__ import annotations

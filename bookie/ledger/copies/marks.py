@@ -159,7 +159,7 @@ class UnderreplicationManager:
         """Add the bookies in `replicas` to the mark of a ledger, which names missing copies.
 
         Raises:
-            BadRequestError: `replicas` is empty, or names something else than bookies.
+            BadRequestError: `replicas` is empty, or contains an invalid bookie id.
             NewerFormatError: a newer version marked the ledger.
         """
         missing = set(replicas)
@@ -288,7 +288,7 @@ class UnderreplicationManager:
 
         A damaged mark counts as absent, because no worker would ever remove it.
 
-        Give such a lock back with `release`. Raises like `acquire`.
+        Give the lock back with `release`. Raises like `acquire`.
         """
         return await self._acquire(ledger_id, is_marked=False)
 
@@ -304,7 +304,7 @@ class UnderreplicationManager:
         return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
 
     def has(self, ledger_id: int, lock: RepairLock) -> bool:
-        """True if `lock` is still this worker's lock on the ledger, without asking the store."""
+        """True if this worker believes, without a read of the store, that it still has `lock`."""
         held = self._held.get(ledger_id)
         return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
@@ -510,7 +510,7 @@ class UnderreplicationManager:
     # ---- switches and times
 
     async def disable(self) -> None:
-        """Forbid taking ledgers from now on; repairs under way continue."""
+        """Forbid replicators to take ledgers; running repairs continue."""
         await self._store.put(keys.REPAIR_DISABLED, b"")
 
     async def enable(self) -> None:

@@ -5,15 +5,16 @@ A change makes these steps while it holds the ledger's repair lock:
 1. Placement chooses newcomers, if the ensembles have to grow. The incarnation of each bookie is
    read from the metadata store.
 2. Each bookie gets verified copies of the entries that only the new layout assigns to its slot.
-   Only the incarnation of step 1 accepts these adds, and it stores them durably.
+   Each add names the incarnation of step 1, so no other incarnation accepts it. An accepted entry
+   is durable.
 3. Each bookie lists all entries of its slot. If the quorum shrinks, these entries are read and
    verified instead, because fewer copies remain. Missing and damaged entries are copied again.
 4. One transaction writes the new layout by compare-and-set. The transaction fails if the lock was
-   lost, or if a cookie changed of a bookie on which step 2 or 3 relies.
+   lost, or if the cookie of a bookie on which step 2 or 3 relies has changed.
 
 Before step 4, readers see no change, so a change that stops at any step does no harm. The next
-change begins anew. Former copies stay on their bookies, so readers with the former metadata find
-all entries.
+change begins with step 1. Former copies stay on their bookies, so readers with the former metadata
+find all entries.
 
 Source: BookKeeper's issue 4664.
 """

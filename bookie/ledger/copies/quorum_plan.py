@@ -52,7 +52,7 @@ class SlotDuty:
 
 
 def check_write_quorum(metadata: LedgerMetadata, write_quorum_size: int) -> None:
-    """Refuse a write quorum that the ledger cannot have.
+    """Raise an error if the ledger cannot have this write quorum.
 
     Raises:
         BadRequestError: the ledger is not closed, has a vacant slot, or has a larger ack quorum; or
@@ -102,7 +102,7 @@ def with_write_quorum(
 
 
 def slot_duties(old: LedgerMetadata, new: LedgerMetadata) -> Iterator[SlotDuty]:
-    """Yield the duties of all slots of a closed ledger, by its old and its new metadata."""
+    """Yield the `SlotDuty` of each slot and fragment of a closed ledger."""
     before, after = quorum_of(old), quorum_of(new)
     for fragment, last in settled_fragments(new):
         for slot, bookie_id in enumerate(fragment.bookies):

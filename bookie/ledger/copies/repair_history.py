@@ -98,7 +98,7 @@ class RepairHistory:
         self._noted.set()
 
     async def run(self) -> NoReturn:
-        """Write noted repairs to the store until cancelled, then write those not yet written.
+        """Write noted repairs to the store until this task is cancelled; then write the rest.
 
         Raises:
             MetadataClosedError: the store was closed.
@@ -196,6 +196,6 @@ async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms:
 
 
 def _key(worker: str) -> str:
-    """Return the key of a worker's record; replaces the characters that a key must not have."""
+    """Return the key of a worker's record; characters that a key must not have are replaced."""
     name = worker if is_valid_bookie_id(worker) else re.sub(r"[^A-Za-z0-9:-]", "-", worker)
     return f"{keys.REPAIR_HISTORY}/{name[:WORKER_CHARACTERS_MAX] or '-'}"

@@ -4,8 +4,8 @@ For each fragment that names a bookie of `gone`, or has a vacant slot:
 
 1. Placement chooses a newcomer for the slot. The newcomer's incarnation is read from the metadata
    store.
-2. `EntryCopier` verifies and copies the slot's entries. Only this incarnation accepts the adds, and
-   it stores them durably.
+2. `EntryCopier` verifies and copies the slot's entries. Each add names this incarnation, so no
+   other incarnation accepts it. An accepted entry is durable.
 3. The newcomer lists all entries of the slot. If an entry is missing, the move fails.
 4. One transaction puts the newcomer into the metadata by compare-and-set, with two checks. The
    newcomer's cookie must not have changed, because a newcomer that lost its data has another

@@ -6,12 +6,12 @@ domains. Bookies with the same value of this label are in one domain, so the nam
 unique in a cluster. A bookie without the label may be in any domain, so it does not count as a
 domain of a write set.
 
-The bookies of every **write set** should be in several domains; the whole ensemble need not. In an
-ensemble of E slots, an entry is stored on Qw (the write quorum size) consecutive slots: the first
-is ``id % E``, and slot 0 follows the last slot. A choice first maximizes the number of domains in
-the write set with the fewest domains. Then it maximizes the number in the write set with the second
-fewest, and so on. Among equally good choices, the choice is random; weights give bookies with more
-free space a higher probability.
+The bookies of every **write set** should be in several domains. In an ensemble of E slots, an entry
+is stored on Qw (the write quorum size) consecutive slots: the first is ``id % E``, and slot 0
+follows the last slot. A choice first maximizes the number of domains in the write set with the
+fewest domains. The choice then maximizes the number of domains in the write set with the second
+fewest domains, and so on. Among equally good choices, the choice is random; weights give bookies
+with more free space a higher probability.
 
 A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
 as a failed bookie, and a spare bookie may take it over.

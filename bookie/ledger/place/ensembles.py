@@ -233,7 +233,7 @@ class Ensembles:
         """Read the incarnation of a bookie that a ledger now names; None if the store has none.
 
         Call this after the ledger's metadata names the bookie; `lost_since` gives the reason. The
-        call repeats until the store answers.
+        read is repeated until the store answers.
         """
         pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)
         while True:

@@ -1,8 +1,8 @@
 """Reads the LAC of an open ledger once, or follows the LAC and the ledger's metadata.
 
 Bookies send hints about a ledger's LAC. A hint that contains the writer's LAC packet is proven by
-the packet's digest. After any other hint above the known LAC, the follower asks that bookie for
-packets. After a long silence the follower asks all bookies.
+the packet's digest. After any other hint above the known LAC, the follower asks the bookie of the
+hint for packets. After a long silence the follower asks all bookies.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Part:
 
 
 class LedgerRead:
-    """One read of a range of confirmed entries. All fields are read-only for others."""
+    """One read of a range of confirmed entries. Other code must not change the fields."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Recovers a ledger: fence, find the end, close; machine `recovery`, run by `driver`."""
+"""Fences a ledger, finds its end and closes it; `driver` runs the state machine `recovery`."""

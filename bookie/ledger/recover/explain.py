@@ -1,8 +1,9 @@
 """Explains how a recovery would end, without running one.
 
 An explanation changes nothing: bookies, metadata and entries stay as they are. The explanation asks
-the bookies of the last ensemble for their LAC, for their description, and for entries beyond the
-LAC. `RecoveryForecast` runs the state machine of a recovery with the answers of the bookies.
+the bookies of the last ensemble for their LAC, for information about themselves, and for entries
+beyond the LAC. `RecoveryForecast` runs the state machine of a recovery with the answers of the
+bookies.
 
 The first answers set a **horizon**, the highest entry that any bookie has. Entries that a live
 writer adds beyond the horizon are ignored, so that the explanation ends.
@@ -146,7 +147,7 @@ class _Inquiry:
     # -- first answers -----------------------------------------------------------------------------
 
     async def probe_all(self) -> None:
-        """Ask every bookie of the last ensemble for its LAC and its description."""
+        """Ask every bookie of the last ensemble for its LAC and for information about itself."""
         bookies = self._metadata.last_fragment.bookies
         self.probes = await gather(self._probe(slot, name) for slot, name in enumerate(bookies))
         self._horizon = max(

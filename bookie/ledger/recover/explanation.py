@@ -16,7 +16,7 @@ Outcome = WouldClose | WouldFail
 
 @dataclass(frozen=True, slots=True)
 class SlotFindings:
-    """One slot of the last ensemble, with its bookie's answers to questions without a fence."""
+    """One slot of the last ensemble, with its bookie's answers to requests that do not fence."""
 
     slot: int
     bookie_id: str

@@ -130,7 +130,7 @@ class RecoveryLimits:
 
 
 class LedgerRecovery:
-    """One client's attempt to recover one ledger. All fields are read-only for others."""
+    """One client's attempt to recover one ledger. Other code must not change the fields."""
 
     def __init__(
         self, metadata: LedgerMetadata, version: int, limits: RecoveryLimits | None = None

@@ -164,7 +164,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed:
-    """The recovery did not close the ledger, which may stay IN_RECOVERY; another may start."""
+    """The recovery failed; the ledger may stay IN_RECOVERY, and another recovery may start."""
 
     error: BookieError
 

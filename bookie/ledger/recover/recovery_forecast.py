@@ -1,9 +1,10 @@
 """Forecasts the decision of a recovery, without running one.
 
-`RecoveryForecast` runs the recovery's own state machine, so both decide alike. The forecast carries
-out no effect of the machine: writes of metadata count as done, and known facts about bookies answer
-the adds. The driver answers the machine's remaining questions with calls that change nothing:
-instead of a fence it reads the LAC, and instead of a read that fences it makes a plain read.
+`RecoveryForecast` runs the recovery's own state machine, so forecast and recovery make the same
+decisions. The forecast carries out no effect of the machine: writes of metadata count as done, and
+adds are answered from the known state of the bookies. The driver answers the machine's remaining
+questions with calls that change nothing: instead of a fence it reads the LAC, and instead of a read
+that fences it makes a plain read.
 
 Without fences, a bookie's denial of an entry holds only for the moment: a live writer may still
 store the entry, and get it acknowledged.
@@ -123,7 +124,7 @@ class RecoveryForecast:
         metadata: the ledger's metadata in the store.
         version: the version of this metadata.
         stores: returns True if a bookie of the last ensemble is expected to store entries.
-            Newcomers always are.
+            Newcomers are always expected to store entries.
     """
 
     def __init__(

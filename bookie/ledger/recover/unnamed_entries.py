@@ -6,7 +6,8 @@ asks only the bookies of the last fragment, so it would close the ledger too ear
 registered bookies can also be asked, and may have the later entries.
 
 A bookie that was replaced may be the only bookie with some entries that were never acknowledged.
-Such entries look like acknowledged entries. So a program must not drop them without an operator.
+Unacknowledged entries look like acknowledged entries. So a program must not drop such entries
+without an operator's decision.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ old metadata or the proposed metadata. The following rule keeps entries safe:
 So during a change, acknowledgements count only from bookies that stay in the ensemble; Qa of them
 confirm a batch. The writer keeps all entries from the change's first entry on for the newcomers.
 
-The writer never gives up a change while its proposal may still reach the store. The writer repeats
-the identical proposal with the same version, until a compare-and-set succeeds or the metadata has
-another version.
+The writer does not abandon a change while its proposal may still reach the store. The writer
+repeats the identical proposal with the same version, until a compare-and-set succeeds or the
+metadata has another version.
 
 Source: the BookKeeper protocol document, "Ensemble changes".
 """

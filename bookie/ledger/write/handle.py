@@ -99,12 +99,12 @@ class LacSent:
 class WriterHandle:
     """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
 
-    An append is durable on the ack quorum when it returns. Others can read the entry soon after,
-    because the writer sends the new LAC to the bookies at once. If the process is killed before it
-    sends the LAC, a recovery makes the entry readable. Appends may be concurrent; ids follow the
-    order of the calls. `async with` closes the ledger. All calls must come from the event loop that
-    created the writer; other calls raise BadRequestError. If a writer is dropped without `close`,
-    its ledger stays open, and Python emits a ResourceWarning.
+    An append is durable on the ack quorum when it returns. Readers can read the entry soon
+    afterwards, because the writer sends the new LAC to the bookies at once. If the process is
+    killed before it sends the LAC, a recovery makes the entry readable. Appends may be concurrent;
+    ids follow the order of the calls. `async with` closes the ledger. All calls must come from the
+    event loop that created the writer; other calls raise BadRequestError. If a writer is dropped
+    without `close`, its ledger stays open, and Python emits a ResourceWarning.
     """
 
     def __init__(

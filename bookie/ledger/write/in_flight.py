@@ -31,7 +31,7 @@ class InFlightWindow:
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Take a place in the queue at once, even if there is room; call `wait` in the block."""
+        """Take a place in the queue, even if there is room; call `wait` in the ``with`` block."""
         turn = self._join()
         try:
             yield turn

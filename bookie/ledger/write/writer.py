@@ -144,7 +144,7 @@ _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
 
 
 class LedgerWriter:
-    """The state machine of a ledger's writer. All fields are read-only for others."""
+    """The state machine of a ledger's writer. Other code must not change the fields."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 =========================== ====================================================================
 key below ``groups/<group>`` value
 =========================== ====================================================================
-``members/<member>``        leased: a member and its wishes (`MemberProfile`)
+``members/<member>``        leased: a member and the logs that it wants (`MemberProfile`)
 ``leader/…``                leased: the queue of candidates for the leader
 ``assignment``              the partitions of each member (`GroupAssignment`), under
                             compare-and-set

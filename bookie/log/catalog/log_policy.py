@@ -22,7 +22,9 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """The policy of one level; a field of None is inherited. Sizes are bytes, times are seconds.
+    """The policy of a log, a namespace or the cluster; a field of None is inherited.
+
+    Sizes are bytes, times are seconds.
 
     Raises:
         BadRequestError: a value is out of range, or the quorums contradict each other.
