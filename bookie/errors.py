@@ -243,7 +243,7 @@ class UnavailableError(BookieError):
 
 
 class NotEnoughBookiesError(UnavailableError):
-    """Fewer bookies are available than the ledger's ensemble or quorum needs."""
+    """Fewer bookies are available, or answered in time, than the operation needs."""
 
 
 class BookieUnreachableError(UnavailableError):

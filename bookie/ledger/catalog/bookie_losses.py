@@ -7,9 +7,9 @@ cookies, on condition that this key has its version from before the examination.
 concurrent changes fails. The caller of the failed change examines the ledgers again, and sees that
 the other bookie is lost.
 
-A cookie outlives the disks of its bookie. So if a bookie starts empty without an operator's
-command, only copies on registered bookies count. An operator can know which disks still exist, and
-may count the copies of all bookies with cookies.
+A cookie still exists after the disks of its bookie are lost. So if a bookie starts empty without an
+operator's command, only copies on registered bookies count. An operator can know which disks still
+exist, and may count the copies of all bookies with cookies.
 """
 
 from __future__ import annotations

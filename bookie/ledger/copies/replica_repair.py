@@ -135,7 +135,7 @@ class ReplicaRepair:
     async def _find_damage(
         self, metadata: LedgerMetadata, damage: CopyDamage, copier: EntryCopier
     ) -> tuple[list[EntryRange], str]:
-        """Return the damage among the bookie's present duties, or the reason if it is unknown."""
+        """Return the damaged entries that the bookie must store now, or why they are unknown."""
         try:
             # An older process of the bookie may still answer, and proves nothing.
             incarnation = await copier.incarnation()

@@ -14,8 +14,8 @@ a second search follows:
 - For a new ensemble, the second search tries the domain with the most bookies first among equally
   good domains, because bookies of large domains are hard to place late.
 - For newcomers, the second search fills slot by slot, while the later slots keep their bookies.
-  This search always finds a choice if each slot can be filled alone. The first search may end
-  without a choice.
+  The slot-by-slot search always finds a choice if each slot can be filled alone, but the first
+  search may end without a choice.
 
 The cheaper of both results is used; a still cheaper choice may exist.
 """
@@ -41,7 +41,7 @@ def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ..
 
 
 def span(domains: Sequence[str]) -> int:
-    """Count the domains that bookies certainly span: the known domains, and at least 1."""
+    """Count the known domains in `domains`; the result is at least 1."""
     return max(1, len(set(domains) - {UNKNOWN}))
 
 
@@ -185,7 +185,7 @@ class Spread:
     def _fill_one_by_one(self) -> None:
         """Give each slot in turn the best allowed domain; later slots keep their current domains.
 
-        The result is used only if it is better than the best choice found before.
+        The new choice is used only if it is cheaper than the best choice found before.
         """
         for slot in self._free:
             self._put(slot, self._now[slot])

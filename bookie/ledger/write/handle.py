@@ -256,8 +256,8 @@ class WriterHandle:
         Raises:
             BadRequestError: the payload does not fit into an entry, or the call comes from another
                 thread or event loop than the writer's; nothing was appended.
-            ClientClosedError: the writer or the client was closed. If this happened before the
-                call, nothing was appended, otherwise the outcome is unknown.
+            ClientClosedError: the writer or the client was closed. Nothing was appended if the
+                close came before this call; otherwise the outcome is unknown.
             LedgerFencedError: another client took over the ledger. After this error and the errors
                 below, the outcome is unknown; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.

@@ -2,7 +2,7 @@
 
 The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-cursor``,
 version 1. The cursor belongs to its holder: the process that began the present `epoch`. Each new
-holder raises the epoch, so a commit by a former holder can be recognised and refused.
+holder and each reset raises the epoch, so a commit by a former holder is refused.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class LogManager:
         """Check that the log exists and that its id is `log_id`.
 
         Raises:
-            NoSuchLogError: the log was deleted, is being deleted, or was made again.
+            NoSuchLogError: the log was deleted, is being deleted, or has another id.
         """
         await self._store.sync()
         found = await self.find(name)
@@ -268,8 +268,8 @@ class LogManager:
     async def remove(self, name: LogName) -> None:
         """Remove all metadata of a log that is marked as deleted, after its ledgers were deleted.
 
-        After an interruption, any process may repeat the call. If another process has already
-        removed the log, a new log of the same name is not removed.
+        If a removal is interrupted, any process may call `remove` again. If another process has
+        already removed the log, a new log of the same name is not removed.
 
         Raises:
             LogExistsError: the log is not marked as deleted.

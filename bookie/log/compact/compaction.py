@@ -23,7 +23,7 @@ ranges that were copied, the copy is deleted. So any number of compactions may r
 **Old ledgers are deleted at once**, as after a truncation. A reader that does not find a ledger or
 chunk reads the newest head, and continues at the offset that it has reached. A delayed deletion
 would not save readers this step, because at any time a sweep may delete ledgers that no range
-names. During a delay, the originals and the copies would both take space.
+names. Until a delayed deletion, the originals and the copies would both take space.
 """
 
 from __future__ import annotations
