@@ -3,17 +3,19 @@
 ================================== ==============================================================
 rule                               why
 ================================== ==============================================================
-only closed ranges                 an owner appends to an open one
-the newest closed one stays        a new owner reads the numbers of producers from its ledger
-truncated ranges stay              retention deletes them anyway
-neighbours that continue the same  they are read as one already, so a copy saves no ledger
-ledger count as one *piece*
-a piece is joined if it is smaller joining a large one costs much and saves little; so a joined
-than `small_bytes`                 range stays once it is large enough
-at most `target_bytes`, and        one task copies them; retention deletes a ledger as a whole
-`PIECES_MAX` pieces, become one
-times differ by at most            retention by time waits only a little longer
-`span_ms_max`
+an open range is not joined        its owner still appends to it
+the newest closed range is not     a new owner reads the numbers of producers from its ledger
+joined
+a truncated range is not joined    its ledger is deleted without a copy
+neighbours that continue the same  a reader already reads them as one run, so a copy of them saves
+ledger count as one *piece*        no ledger
+a piece is joined if it is smaller a copy of a large piece costs much and saves little; so a
+than `small_bytes`                 large joined range is not joined again
+a joined range has at most         one task copies all its pieces, and retention deletes its
+`target_bytes` and `PIECES_MAX`    ledger only as a whole
+pieces
+the times of its pieces differ by  retention by time deletes a joined range only when its last
+at most `span_ms_max`              record is old enough
 ================================== ==============================================================
 """
 
@@ -36,7 +38,7 @@ RETENTION_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """The limits of a compaction."""
+    """The limits of size and time by which a compaction selects the ranges to join."""
 
     small_bytes: int = 64 * 1024 * 1024
     """Only pieces with fewer payload bytes than this are joined."""
@@ -58,7 +60,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """Lower the limits, so that joined ranges make retention keep at most a tenth more."""
+        """Return limits so low that joins make retention keep at most a tenth more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE
@@ -73,7 +75,7 @@ class CompactionLimits:
 def runs_to_join(
     ranges: Sequence[LogRange], start_offset: int, limits: CompactionLimits
 ) -> list[tuple[LogRange, ...]]:
-    """Return the runs of consecutive `ranges` to join, in order. Each run becomes one range."""
+    """Return the runs of consecutive `ranges` to join, in order; each run becomes one range."""
     runs = [_Run()]
     for piece in list(_pieces(ranges))[:-1]:
         is_live = (piece.last.end_offset or 0) > start_offset
@@ -92,7 +94,7 @@ def runs_to_join(
 
 @dataclass(slots=True)
 class _Piece:
-    """One closed range, or several that follow each other in the same ledger."""
+    """One closed range, or several closed ranges that follow each other in the same ledger."""
 
     ranges: list[LogRange]
     size_bytes: int
