@@ -3,13 +3,13 @@
 =========== ====================================================================================
 rule        meaning
 =========== ====================================================================================
-complete    each partition has one member, if there is any
-balanced    the numbers of partitions of two members differ by one at most
-sticky      among all such assignments, the rule takes the fewest partitions from members that stay
+complete    each partition is assigned to exactly one member, unless the group has no member
+balanced    any two members have the same number of partitions, or numbers that differ by one
+sticky      of all complete and balanced assignments, the rule chooses one that takes the fewest
+            partitions from members that stay in the group
 =========== ====================================================================================
 
-The assignment depends only on the members, the partitions and the former shares, but not on their
-order.
+The result depends on the members, the partitions and the former shares. Their order has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shares: TypeAlias = Mapping[str, Sequence[str]]
 def assign(
     members: Iterable[str], partitions: Iterable[str], before: Shares
 ) -> dict[str, tuple[str, ...]]:
-    """Share `partitions` among `members`; `before` lists the former partitions of each member."""
+    """Return the partitions of each member; `before` lists the former partitions of each member."""
     names = sorted(set(members))
     if not names:
         return {}
@@ -47,7 +47,10 @@ def assign(
 
 
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
-    """Return the new size of each share. The largest shares in `kept` get the remainder."""
+    """Return the new size of each share.
+
+    If the sizes cannot be equal, the members with the largest shares in `kept` get one more.
+    """
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))
     return {name: least + (index < more) for index, name in enumerate(by_most)}

@@ -16,7 +16,7 @@ from bookie.metadata.versioned import Versioned
 
 @dataclass(frozen=True, slots=True)
 class AutoCommit:
-    """Commit finished records after a time or a number of records, whichever comes first."""
+    """When to commit finished records: after a time or a number of records, whichever is first."""
 
     every_seconds: float = 5.0
     every_records: int = 1000
@@ -27,10 +27,10 @@ class AutoCommit:
 
 
 class HeldCursor:
-    """A cursor that one process holds, from `take_cursor` on. Commits run one after another.
+    """A cursor that this process holds since `take_cursor`. Commits run one after another.
 
-    The epoch is a fencing token. When another process takes or resets the cursor, a new epoch
-    begins. In the new epoch, the former holder cannot change the cursor.
+    The epoch of the cursor is a fencing token. When another process takes or resets the cursor, a
+    new epoch begins. In the new epoch, the former holder cannot change the cursor.
     """
 
     def __init__(
@@ -56,15 +56,16 @@ class HeldCursor:
         return self._found.value.offset
 
     async def commit(self, offset: int) -> None:
-        """Let consumers continue at `offset`. Lower offsets are ignored: a cursor never moves back.
+        """Move the cursor to `offset`, so that the next consumer continues there.
 
-        The commit is durable when the call returns.
+        An offset below the committed one is ignored: a commit never moves a cursor back. The commit
+        is durable when the call returns.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the cursor was moved. The
-                next commit decides it.
+            MetadataUnavailableError, SessionLostError: unknown whether the cursor was moved; commit
+                again.
         """
         async with self._serial:
             if self._lost is not None:
@@ -76,7 +77,7 @@ class HeldCursor:
                 await self._adopt(self._record.propose(value, self._found.version))
 
     async def check(self) -> None:
-        """Check that this holder still has the cursor. Raises the errors of `commit`."""
+        """Read the cursor; check that this holder still has it. Raises the errors of `commit`."""
         async with self._serial:
             await self._adopt(self._record.read())
 
@@ -95,7 +96,7 @@ class HeldCursor:
         self._found = found
 
     async def _why_deleted(self) -> CursorLostError | NoSuchLogError:
-        """Return the error for a deleted cursor. Deleting a log also deletes its cursors."""
+        """Return NoSuchLogError if the log was deleted, too; else CursorLostError."""
         try:
             await self._client.definition(self._record.partition.name)
         except NoSuchLogError as error:
@@ -106,12 +107,14 @@ class HeldCursor:
 async def take_cursor(
     client: LogClient, record: CursorRecord, start: Callable[[], Awaitable[int]] | None = None
 ) -> HeldCursor:
-    """Become the holder of a cursor, in a new epoch. `start` returns the offset of a new cursor.
+    """Take a cursor in a new epoch, and return it.
+
+    If the cursor does not exist, it is created at the offset that `start` returns.
 
     Raises:
         NoSuchCursorError: the cursor does not exist, and `start` is None.
         NoSuchLogError: the log was deleted.
-        MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+        MetadataUnavailableError, SessionLostError: unknown whether the cursor was taken.
     """
     owner = unique_owner(client)
     while True:

@@ -33,9 +33,9 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 
 class RecordFlow:
-    """Gives batches or single records to the application, and notes which records it has finished.
+    """Gives out batches or single records, and notes which records the application has finished.
 
-    The application has finished a batch or a record when it asks for the next one.
+    The application finishes a batch or a record by asking for the next batch or record.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class RecordFlow:
         auto_commit: AutoCommit | None,
         on_hand_back: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_hand_back` is called when the application finishes records of a stopped consumer."""
+        """`poll` returns a consumer and its next batch, or None if no batch is ready.
+
+        `on_hand_back` is called when the application finishes records of a stopped consumer.
+        """
         self._poll = poll
         self._auto_commit = auto_commit
         self._on_hand_back = on_hand_back
@@ -86,7 +89,7 @@ class RecordFlow:
             await self._fetch()
 
     async def _until_certain(self, consumer: PartitionConsumer) -> None:
-        """Wait until the consumer may give out the rest of its batch, or until it has stopped."""
+        """Wait until `consumer.may_give` or `consumer.is_over` is true."""
         while not (consumer.may_give or consumer.is_over):
             self.news.clear()
             await self.news.wait()
@@ -131,7 +134,7 @@ class RecordFlow:
 async def commit_by_time(
     auto_commit: AutoCommit, consumers: Callable[[], Iterable[PartitionConsumer]]
 ) -> None:
-    """Commit finished records at regular intervals, until cancellation."""
+    """Commit the finished records of all `consumers` at regular intervals, until cancellation."""
     while True:
         await asyncio.sleep(auto_commit.every_seconds)
         for consumer in list(consumers()):
@@ -141,8 +144,8 @@ async def commit_by_time(
 class LogConsumer:
     """The consumer of one partition: an async context manager, and an async iterator of records.
 
-    Entering the context waits until no other consumer holds the cursor. Use the consumer from one
-    task at a time. Cancelling a call loses no record.
+    `async with` waits until no other consumer holds the cursor. Use the consumer from one task at a
+    time. If a call is cancelled, no record is lost: the next call returns it.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class LogConsumer:
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor, a fencing token. Every former consumer had a smaller token."""
+        """The epoch of the cursor: a fencing token, larger than that of every former consumer."""
         return self._consumer.cursor.token
 
     @property
@@ -198,13 +201,13 @@ class LogConsumer:
 
     @property
     def committed(self) -> int:
-        """The offset that was committed last."""
+        """The committed offset of the cursor: the next consumer continues there."""
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """Count the confirmed entries that were not given out yet.
+        """Return the number of confirmed entries that were not given out yet.
 
-        Control records count. Truncated entries do not count.
+        The number includes control records, but not truncated entries.
 
         Raises:
             UnavailableError: too few bookies answered to tell where the partition ends.
@@ -216,12 +219,13 @@ class LogConsumer:
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
         """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        If `up_to` is a number, the records before this offset are marked. Lower offsets than the
-        last commit are ignored. The commit is durable when the call returns.
+        If `up_to` is an offset, the records before this offset are marked. An offset below the
+        committed one is ignored. The commit is durable when the call returns.
 
         Raises:
-            CursorLostError: another consumer has the cursor, or it was reset or deleted.
-            BadRequestError: the position was not given out yet.
+            CursorLostError: another consumer has the cursor, or the cursor was reset or deleted.
+            NoSuchLogError: the log was deleted.
+            BadRequestError: `up_to` was not given out yet, or is in another partition.
             MetadataUnavailableError, SessionLostError: unknown whether the commit was made; commit
                 again.
         """
@@ -248,7 +252,7 @@ class LogConsumer:
         """Wait for the next record and return it.
 
         Raises:
-            CursorLostError: another consumer has the cursor, or it was reset or deleted.
+            CursorLostError: another consumer has the cursor, or the cursor was reset or deleted.
             LogTruncatedError: the cursor's next record was truncated; reset the cursor.
             NoSuchLogError: the log was deleted.
         """

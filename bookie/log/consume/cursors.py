@@ -40,7 +40,7 @@ CursorStep = Callable[[LogCursor], LogCursor]
 
 @dataclass(frozen=True, slots=True)
 class CursorStatus:
-    """One cursor of one partition, and the present bounds of the partition."""
+    """One cursor of one partition, with the partition's earliest offset and end offset."""
 
     partition: LogPartition
     name: str
@@ -52,32 +52,38 @@ class CursorStatus:
 
     @property
     def lag(self) -> int:
-        """The number of entries not consumed. Control records count. Truncated entries do not."""
+        """The number of entries that were not consumed.
+
+        The number includes control records, but not truncated entries.
+        """
         return max(0, self.end_offset - max(self.cursor.offset, self.earliest_offset))
 
 
 class CursorRecord:
-    """One cursor of one partition. A change is made at most once, even if the store is silent.
+    """Reads and changes the stored cursor of one partition.
+
+    Each change is made at most once, even if the store does not answer.
 
     ============================ =================================================================
-    outcome of a write           then
+    outcome of a write           reaction
     ============================ =================================================================
     written                      the change is made
-    another version is there     read it: it is either the proposal, or another change came first
+    another version is stored    read the stored cursor: either it is the proposal, or another
+                                 process changed the cursor first
     unknown                      read until the store answers, then as above. If the old version is
-                                 still there, write the *same* proposal again
+                                 still stored, write the *same* proposal again
     ============================ =================================================================
 
-    A proposal is recognised by its value, so two proposals must have different values. Therefore
-    each call that takes or resets a cursor writes an owner name that no other call writes
-    (`unique_owner`).
+    The stored cursor is the proposal if both have the same value, so two proposals must have
+    different values. Therefore each call that takes or resets a cursor writes an owner name that no
+    other call writes (`unique_owner`).
     """
 
     def __init__(self, client: LogClient, partition: LogPartition, name: str) -> None:
         """`name` is the name of the cursor.
 
         Raises:
-            BadRequestError: no cursor can have this name.
+            BadRequestError: the name is not valid.
         """
         self.partition = partition
         self.name = name
@@ -92,7 +98,7 @@ class CursorRecord:
 
         Raises:
             NoSuchCursorError: the cursor does not exist.
-            MetadataUnavailableError: the store did not answer for the timeout of its session.
+            MetadataUnavailableError: the store did not answer within the session timeout.
         """
 
         async def read() -> Versioned[LogCursor]:
@@ -102,13 +108,13 @@ class CursorRecord:
         return await patiently(read, deadline=self._deadline(), retried=UNANSWERED)
 
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
-        """Replace the cursor whose version is `version`; return the cursor that is stored now.
+        """Replace version `version` of the cursor by `value`; return the cursor that is stored now.
 
-        If another process changed the cursor first, the result is the value of that process.
+        If another process changed the cursor first, the result is the cursor of that process.
 
         Raises:
             NoSuchCursorError: the cursor was deleted.
-            NoSuchLogError: the cursor is new, and the log was deleted.
+            NoSuchLogError: the cursor did not exist yet, and the log was deleted.
             MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
 
@@ -132,7 +138,10 @@ class CursorRecord:
         return asyncio.get_running_loop().time() + self._client.store.session_timeout_seconds
 
     async def change(self, step: CursorStep) -> Versioned[LogCursor]:
-        """Apply `step` to the newest value. If the value does not change, nothing is written.
+        """Replace the cursor by `step(cursor)`; return the cursor that is stored now.
+
+        If another process changes the cursor first, `step` is applied again, to the new cursor. If
+        `step` changes nothing, nothing is written.
 
         Raises:
             NoSuchCursorError: the cursor does not exist.
@@ -170,11 +179,11 @@ class Cursors:
         """Create a cursor on each partition. To finish an interrupted creation, call this again.
 
         The cursor begins at `start` or, if `time` is given, at the first record of `time` or later.
-        Without both, it begins at the earliest record. Retention keeps the records that a
-        `protected` cursor has not consumed.
+        If neither is given, the cursor begins at the earliest record. Retention keeps the records
+        that a `protected` cursor has not consumed.
 
         Raises:
-            KeyExistsError: the cursor exists on all partitions.
+            KeyExistsError: the cursor already exists on all partitions.
             NoSuchLogError: there is no such log.
             BadRequestError: the name or the start is wrong, or the start is after the end of the
                 partition.
@@ -196,8 +205,9 @@ class Cursors:
 
     @checked
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
-        """Let consumers continue at `offset`. Lower offsets are ignored: a cursor never moves back.
+        """Move a cursor to `offset`, so that the next consumer continues there.
 
+        An offset below the committed one is ignored: a commit never moves a cursor back.
         `Cursors.commit` is for programs that read without a `LogConsumer`. Several programs may
         commit at the same time.
 
@@ -224,14 +234,14 @@ class Cursors:
         """Move a cursor to any place, in one partition or all; return each partition's new offset.
 
         The cursor moves to `start` or, if `time` is given, to the first record of `time` or later.
-        Without both, it moves to the earliest record. A consumer that holds the cursor gets
-        CursorLostError.
+        If neither is given, the cursor moves to the earliest record. A consumer that holds the
+        cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
             BadRequestError: one offset is given for several partitions, or an offset is after the
                 end.
-            UnavailableError, CorruptionError: the place was not found.
+            UnavailableError, CorruptionError: a read failed while the place was searched.
             MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
         """
         place = checked_place(start, time)
@@ -253,9 +263,9 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Decide if retention keeps the records that a cursor has not consumed.
+        """Set whether retention keeps the records that a cursor has not consumed.
 
-        A consumer that holds the cursor continues.
+        A consumer that holds the cursor does not lose it.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -282,7 +292,7 @@ class Cursors:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {self._name}")
 
     async def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
-        """Return all cursors, by cursor name and by partition number."""
+        """Return the cursors of the log: for each name, the cursor of each partition number."""
         found: dict[str, dict[int, LogCursor]] = {}
         for partition in await self._partitions():
             for name, cursor in (await self._client.logs.cursors(partition)).items():
@@ -313,7 +323,7 @@ class Cursors:
 
     @checked
     async def lag(self, cursor: str) -> int:
-        """Count a cursor's unconsumed entries in all partitions. Raises the errors of `status`."""
+        """Return the sum of a cursor's lags in all partitions. Raises the errors of `status`."""
         return sum(one.lag for one in await self.status(cursor))
 
     # ---- inside
@@ -336,7 +346,7 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Delete the holder's claim on the cursor. So the holder learns of the loss at once."""
+        """Delete the holder's claim on the cursor, so that the holder notices the loss at once."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )
@@ -353,12 +363,12 @@ def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCurso
 def next_epoch(found: LogCursor, revision: int) -> int:
     """Return the cursor's next epoch. The first epoch of a cursor is `revision`, but at least 1.
 
-    Each epoch begins with a write. So no epoch is greater than the revision of the write that began
-    the epoch.
+    Each epoch begins with a write, and each write has a greater revision than the last one. So no
+    epoch is greater than the revision of the write that began the epoch.
     """
     return found.epoch + 1 if found.epoch else max(1, revision)
 
 
 def unique_owner(client: LogClient) -> str:
-    """Return an owner name for one take or reset of a cursor. No other call returns this name."""
+    """Return an owner name that no other call returns, for one take or reset of a cursor."""
     return f"{client.identity} {secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""A group of consumers that share the partitions of logs. One member consumes each partition.
+"""A group of consumers that share the partitions of logs: one member consumes each partition.
 
 ::
 
@@ -8,13 +8,15 @@
             await member.commit(record)
 
 The group's leader assigns partitions to members (`group_leader`), and each member consumes the
-partitions that it gets. Before a member releases a partition, it waits until the application asks
-for the next record. The next member waits for the partition's lock, and then takes the partition's
-cursor in a new epoch. The cursor has the group's name. The new epoch fences the former member. So
-even two leaders cannot make two members commit for one partition.
+partitions that are assigned to it. If the application works on a record of a partition, the member
+releases the partition only when the application asks for the next record. The next member waits for
+the partition's lock, and then takes the partition's cursor in a new epoch. The cursor's name is the
+group's name. The new epoch fences the former member. So even if two members act as leader, at most
+one member can commit for a partition.
 
-A member whose process dies is replaced when its session ends. A member that has lost its cursor,
-for example by a reset, takes the cursor again while the partition is assigned to it.
+When the session of a dead member ends, the leader assigns its partitions to other members. If a
+member loses a cursor, for example by a reset, and the partition is still assigned to the member,
+the member takes the cursor again.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record and the name of its `log`. It has all attributes of a `LogRecord`."""
+    """A record with the name of its `log`; it also has all attributes of a `LogRecord`."""
 
     log_partition: LogPartition
     """The log, and the number of the partition."""
@@ -127,8 +129,8 @@ class GroupRecord(NamedTuple):
 class GroupMember:
     """One member of a group: an async context manager, and an async iterator of records.
 
-    Use a member from one task at a time. Cancelling a call loses no record. The records of one
-    partition come in order.
+    Use a member from one task at a time. If a call is cancelled, no record is lost: a later call
+    returns it. The records of one partition come in order.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class GroupMember:
 
     @property
     def assignment(self) -> frozenset[LogPartition]:
-        """The partitions that this member consumes now."""
+        """The partitions whose cursors this member holds now."""
         return frozenset(self._consumers)
 
     @property
@@ -227,13 +229,15 @@ class GroupMember:
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        With `up_to`, only the partition of `up_to` is committed. The commit is durable when the
-        call returns.
+        With `up_to`, only records of the partition of `up_to` are marked. Without `up_to`, records
+        of partitions that this member no longer consumes are not marked, and no error is raised.
+        The commit is durable when the call returns.
 
         Raises:
-            CursorLostError: the partition belongs to another member now, or its cursor was reset.
-                The uncommitted records come again. The other partitions are committed.
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            CursorLostError: another member has the cursor of a partition, or the cursor was reset.
+                The uncommitted records of this partition are delivered again. The records of the
+                other partitions are marked.
+            MetadataUnavailableError, SessionLostError: unknown whether the commit was made.
         """
         self._require_entered()
         if up_to is not None:
@@ -259,11 +263,11 @@ class GroupMember:
         await consumer.commit_up_to(last)
 
     def _require_entered(self) -> None:
-        """Check that the member has been entered and has not left.
+        """Check that the caller is inside the member's `async with` block.
 
         Raises:
-            BadRequestError: the member was not entered.
-            LogClosedError: the member was left.
+            BadRequestError: the block was not entered.
+            LogClosedError: the block was left.
         """
         self._client.require_here()
         if not self._is_entered:
@@ -290,7 +294,7 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Begin to consume `partitions`, as far as they are new; release all other partitions."""
+        """Begin to consume those `partitions` that are new; release all others soon."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:
@@ -315,7 +319,10 @@ class GroupMember:
         self._flow.news.set()
 
     async def _serve(self, partition: LogPartition) -> None:
-        """Consume a partition while it is assigned to this member; take a lost cursor again."""
+        """Consume a partition while it is assigned to this member.
+
+        If the cursor is lost meanwhile, take it again.
+        """
         assert self._participant is not None
         attempt = 0
         while partition in self._wanted:
@@ -349,7 +356,10 @@ class GroupMember:
         self._stir()
 
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
-        """Give out a partition's records until its cursor is lost or its assignment ends."""
+        """Give out a partition's records until the cursor is lost or the assignment ends.
+
+        Then wait until the application has finished its record, and release the partition.
+        """
         self._consumers[partition] = consumer
         self._turns.append(partition)
         self._on_change(self.assignment)
@@ -406,10 +416,7 @@ def _random_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """The present state of a group.
-
-    The group's records and cursors are read one by one, not at one instant.
-    """
+    """The state of a group. Its parts are read one after another, so they may not fit together."""
 
     name: str
     members: Mapping[str, MemberProfile]
@@ -421,15 +428,18 @@ class GroupStatus:
 
     @property
     def lag(self) -> int:
-        """The number of entries that the group has not consumed, including control records."""
+        """The number of entries in all assigned partitions that the group has not consumed.
+
+        The number includes control records.
+        """
         return sum(one.lag for one in self.cursors)
 
 
 async def group_status(client: LogClient, group: str, reading: PartitionReading) -> GroupStatus:
-    """Read the members of a group, its assignment, and its cursors.
+    """Read the members and the leader of a group, its assignment, and its cursors.
 
     Raises:
-        NoSuchKeyError: there has never been such a group.
+        NoSuchKeyError: the group has no member, and never had an assignment.
         UnavailableError: too few bookies answered to tell where a partition ends.
     """
     found = ConsumerGroup(client.store, group)

@@ -1,8 +1,9 @@
-"""The leader of a group watches members and logs, and assigns the partitions.
+"""The leader of a consumer group assigns partitions of logs to the members of the group.
 
-Every member is a candidate for leader. The leader writes a new assignment when the members, or the
-logs that they want, change. Each write is a compare-and-set that requires the leader's claim, so a
-former leader cannot write. The group consumes each log that at least one of its members wants.
+Every member is a candidate for leader. The leader watches the members and the logs. If the members
+change, or the logs that they want, the leader writes a new assignment. Each write is a
+compare-and-set that requires the leader's claim, so a former leader cannot write. The group
+consumes each log that at least one of its members wants.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _log = event_log(__name__)
 
 
 class GroupLeader:
-    """One member as a candidate. `run` joins the election, and leads while it is elected."""
+    """One member as a candidate for leader of its group.
+
+    `run` joins the election, and assigns partitions while this member is the leader.
+    """
 
     def __init__(
         self, client: LogClient, participant: Participant, group: ConsumerGroup, member: str
@@ -80,7 +84,7 @@ class GroupLeader:
         self._changed.set()
 
     def _forget(self, names: Collection[LogName] | None) -> None:
-        """Forget the partition counts of `names`. None means all logs: a watch may have a gap."""
+        """Forget the partition counts of the logs `names`; None means all logs."""
         for name in list(self._partitions) if names is None else names:
             self._partitions.pop(name, None)
         self._changed.set()
@@ -104,10 +108,10 @@ class GroupLeader:
                 await self._changed.wait()
 
     async def _share_out(self, profiles: Mapping[str, MemberProfile]) -> None:
-        """Compute the assignment, and write it if it differs from the stored one.
+        """Compute the assignment, and write it if it differs from the stored assignment.
 
         Raises:
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            MetadataUnavailableError, SessionLostError: unknown whether it was written.
         """
         partitions = [str(one) for one in await self._wanted(profiles.values())]
         while True:
@@ -164,7 +168,7 @@ class DefinitionWatch:
         participant: Participant,
         on_change: Callable[[Collection[LogName] | None], object],
     ) -> None:
-        """`on_change` gets the names of the logs, or None if any log may have changed."""
+        """`on_change` gets the names of the changed logs, or None if any log may have changed."""
         self._store = client.store
         self._participant = participant
         self._on_change = on_change
@@ -207,7 +211,9 @@ class DefinitionWatch:
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
-    """Split a pattern into a namespace, and a pattern for the log names in that namespace.
+    """Split a pattern ``namespace/glob``; return the namespace and the pattern of log names.
+
+    A pattern without a namespace is for the default namespace.
 
     Raises:
         BadRequestError: the namespace is not a valid name.
@@ -220,7 +226,7 @@ def read_profile(record: Record) -> MemberProfile:
     """Read the profile in the record of a member.
 
     Raises:
-        FormatError: the record is something else, or of a newer version.
+        FormatError: the record contains no profile, or a profile of a newer version.
     """
     claim = read_claim(record)
     return decode_member_profile(record.value if claim is None else claim.content)

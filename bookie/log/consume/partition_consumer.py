@@ -1,20 +1,20 @@
 """One partition with one consumer: the lock, the cursor, the reads and the commits.
 
-The consumer holds a lock, so other consumers wait until the lock is released. When it has the lock,
-the consumer takes the cursor in a new epoch. Only the epoch, not the lock, ensures that at most one
-consumer can commit:
+The consumer holds a lock, so other consumers wait until the lock is released. When the consumer has
+the lock, it takes the cursor in a new epoch. The epoch ensures that at most one consumer can
+commit; the lock alone does not ensure this:
 
 ============================ =====================================================================
-event                        then
+event                        reaction
 ============================ =====================================================================
-the session is in doubt      nothing is given out until it is certain again, not even the rest of a
-                             batch (`RecordFlow` asks `may_give` for that)
-the session was lost, and    the lock is claimed again. If the cursor is still in this consumer's
-no other consumer waits      epoch, it goes on; otherwise the cursor is lost
-the session was lost, and    the lock and the cursor are lost. A commit that is on its way counts
-another consumer waits       only if it arrives before the other consumer takes the cursor
-the cursor is reset          it is lost, as soon as the claim or a commit shows it
-a read fails for now         the reader is opened again, at the next offset to give out
+the session may have ended   no record is given out until the session is certainly alive, not even
+                             the rest of a batch (`RecordFlow` asks `may_give` for that)
+the session was lost, and    the consumer claims the lock again. If the cursor is still in this
+no other consumer waits      consumer's epoch, the consumer continues; otherwise the cursor is lost
+the session was lost, and    the lock and the cursor are lost. A commit that was sent before takes
+another consumer waits       effect only if it arrives before the other consumer takes the cursor
+the cursor is reset          the cursor is lost; the deleted claim or the next commit shows it
+a read fails temporarily     the reader is opened again, at the next offset to give out
 ============================ =====================================================================
 """
 
@@ -65,7 +65,7 @@ class ConsumedBatch:
 class PartitionConsumer:
     """The consumption of one partition by one consumer, from `hold` to `close`.
 
-    `take` never waits: it returns a batch or None. After None, `on_news` is called when another
+    `take` returns a batch, or None without waiting. After None, `on_news` is called when another
     call of `take` may return a batch.
     """
 
@@ -119,8 +119,8 @@ class PartitionConsumer:
     def may_give(self) -> bool:
         """True if this consumer certainly has the cursor.
 
-        `on_news` is called when a False result becomes True. If the lock was claimed again, the
-        result is False until the cursor has been checked.
+        After a False result, `on_news` is called when the result becomes True. If the lock was
+        claimed again, the result is False until `_check` has read the cursor.
         """
         now = self._now()
         if now < self._certain_until:
@@ -133,8 +133,9 @@ class PartitionConsumer:
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
         """Wait until no other consumer holds the cursor, take the cursor, and begin to read.
 
-        `start` returns the offset of a new cursor. If `start` is None, the cursor must already
-        exist. If the call raises or is cancelled, neither the lock nor the cursor is held.
+        If the cursor does not exist, it is created at the offset that `start` returns. If `start`
+        is None, the cursor must already exist. If the call raises or is cancelled, this consumer
+        holds neither the lock nor the cursor.
 
         Raises:
             NoSuchCursorError: the cursor does not exist, and `start` is None.
@@ -165,12 +166,12 @@ class PartitionConsumer:
         self._on_lock(self._lock.state)
 
     def take(self) -> ConsumedBatch | None:
-        """Return the next batch if it is ready and this consumer may give it out; else None.
+        """Return the next batch if it is ready and `may_give` is true; else None.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, or was reset or deleted.
             LogClosedError: the consumer was stopped.
-            BookieError: reading failed for good.
+            BookieError: a read failed with an error that another attempt cannot mend.
         """
         if self.error is not None:
             raise self.error
@@ -186,7 +187,7 @@ class PartitionConsumer:
         """Commit all records that were given out, or all up to and including `up_to`.
 
         Raises:
-            BadRequestError: the position was not given out yet.
+            BadRequestError: `up_to` was not given out yet, or is in another partition.
             BookieError: the errors of `HeldCursor.commit`.
         """
         if up_to is None:
@@ -206,14 +207,14 @@ class PartitionConsumer:
         await self.commit(offset)
 
     async def commit_finished(self) -> None:
-        """Commit the records that the application has finished. A failure is only logged."""
+        """Commit the records that the application has finished; log an error instead of raising."""
         try:
             await self.commit(self.finished)
         except BookieError as error:
             _log.warning("not_committed", partition=str(self.partition), reason=str(error))
 
     async def commit(self, offset: int) -> None:
-        """Commit `offset`, the next offset to consume. Raises the errors of `HeldCursor.commit`."""
+        """Commit the next offset to consume. Raises the errors of `HeldCursor.commit`."""
         try:
             await self.cursor.commit(offset)
         except (CursorLostError, NoSuchLogError) as error:
@@ -226,7 +227,7 @@ class PartitionConsumer:
         self._end_reading()
 
     async def close(self) -> None:
-        """Stop without a commit, and release the lock so that the next consumer can begin."""
+        """Stop without a commit, and release the lock for the next consumer."""
         self.stop()
         self._is_closed = True
         with suppress(MetadataClosedError):  # the participant was closed, and released the lock
@@ -295,7 +296,10 @@ class PartitionConsumer:
                 self._fail(CursorLostError(f"another consumer holds {self._record}"))
 
     async def _check(self, token: int) -> None:
-        """After the lock was claimed again, check that no other process took the cursor before."""
+        """Check that no other process took the cursor before the lock was claimed again.
+
+        `token` is the token of the new claim. While the store does not answer, try again.
+        """
         attempt = 0
         while self.error is None and not self._is_closed:
             try:
