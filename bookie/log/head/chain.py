@@ -1,4 +1,4 @@
-"""The changes of a partition's head, as pure functions from one head to the next.
+"""The changes of a partition's head: pure functions that return the changed head.
 
 A partition is a chain of ledgers. The owner of a partition takes the partition over, adds ledgers,
 and closes them. Other processes truncate the partition, join its closed ranges or, in a
@@ -8,12 +8,15 @@ break a rule raises an error, so every head obeys these rules:
 ================================== ==============================================================
 rule                               why
 ================================== ==============================================================
-take over first, fence afterwards  a former owner can add no ledger that the new one does not know
-ledger n+1 only if n-1 is closed   else three ledgers are open, and fencing two does not suffice
-close in order                     the offset of the next ledger follows from the end of this one
-an empty ledger leaves the chain   owners that come and go leave no ranges behind
-the newest closed range stays if   the next owner learns from it which records were appended; their
-it tells of producers              repeats may come after the truncation of the records
+an owner takes the partition over  the former owner then cannot add a ledger that the new owner
+first, and fences ledgers second   does not know
+ledger n+1 is added only if ledger so at most two ledgers are open, and a new owner has to fence
+n-1 is closed                      only these two
+ledgers are closed in order        a ledger's first offset follows from the end of the ledger
+                                   before it
+an empty ledger is removed         otherwise each owner that appends nothing would leave a range
+the newest closed range stays if   a new owner reads it to recognise records that are sent again,
+it has a snapshot of producers     even after the truncation of these records
 ================================== ==============================================================
 
 Source: the ledger lists of Apache BookKeeper's protocol document, with an owner that is named.
@@ -40,15 +43,15 @@ CHUNK_RANGES = 128
 
 
 def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
-    """Give the partition to `owner` in a new epoch. The owner must then fence open ranges.
+    """Give the partition to `owner` in a new epoch. The owner must then fence the open ranges.
 
-    The epoch of a partition's first owner is `first_epoch`.
+    If the partition had no owner before, the new epoch is `first_epoch`.
     """
     return replace(head, epoch=head.epoch + 1 if head.epoch else first_epoch, owner=owner)
 
 
 def given_up(head: LogHead) -> LogHead:
-    """Remove the owner from the head. The owner must close its last ledger before this call.
+    """Remove the owner from the head. The owner must close its ledgers before this call.
 
     Raises:
         BadRequestError: a range is open.
@@ -142,9 +145,10 @@ def end_offset(head: LogHead) -> int:
 def seal(
     head: LogHead, *, ranges_max: int = HEAD_RANGES_MAX, chunk_ranges: int = CHUNK_RANGES
 ) -> tuple[LogHead, tuple[LogChunk, ...]]:
-    """Move the oldest ranges of a large head to chunks; both must be written in one transaction.
+    """Move the oldest ranges of a large head to chunks; return the new head and the chunks.
 
-    At least one closed range stays in the head, because the end offset follows from it.
+    The caller must write the head and the chunks in one transaction. At least one closed range
+    stays in the head, because the end offset follows from this range.
     """
     assert ranges_max > chunk_ranges + 1, "two open ranges and a closed one stay"
     ranges, number, size = head.ranges, head.next_chunk, head.chunk_bytes
@@ -181,16 +185,16 @@ def live_bytes(head: LogHead) -> int:
 def truncated(
     head: LogHead, before_offset: int, chunks: Sequence[LogChunk] = ()
 ) -> tuple[LogHead, list[LogRange]]:
-    """Remove the entries before `before_offset`; returns the new head and the removed ranges.
+    """Remove the entries before `before_offset`; return the new head and the removed ranges.
 
     A range stays in the head if it is open, has an entry at or after `before_offset`, or has the
     newest snapshot of producers. `chunks` are the oldest chunks, in order, that end at or before
-    the offset. Chunks that the head no longer names are ignored, so the same truncation can be
+    `before_offset`. Chunks that the head no longer names are ignored, so the same truncation can be
     tried again on a newer head.
 
     Raises:
-        BadRequestError: the offset is behind the last closed range. Or a chunk is not the oldest
-            one, or has a later entry.
+        BadRequestError: `before_offset` is after the last closed range. Or `chunks` are not the
+            oldest chunks, or have an entry at or after `before_offset`.
     """
     if before_offset > end_offset(head):
         raise BadRequestError(
@@ -225,7 +229,7 @@ def truncated(
 
 
 def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
-    """Return the index of the last range that begins at or before `offset`; -1 if there is none."""
+    """Return the index of the last range that begins at or before `offset`; -1 if none does."""
     known = [one.base_offset for one in ranges if one.base_offset is not None]
     return bisect_right(known, offset) - 1
 
@@ -233,8 +237,8 @@ def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
 def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
     """Return the index of the first range that may have a record of `timestamp_ms` or later.
 
-    An open range may always have a record of that time. The result is ``len(ranges)`` if no range
-    can have such a record.
+    An open range may always have such a record. If no range can have one, the result is
+    ``len(ranges)``.
     """
     for index, one in enumerate(ranges):
         if one.end_ms is None or one.end_ms >= timestamp_ms:
@@ -278,16 +282,17 @@ def compacted(
     *,
     ranges_max: int = HEAD_RANGES_MAX,
 ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]]:
-    """Replace ranges by joined ranges; return the head, new chunks and removed ranges.
+    """Replace ranges by joined ranges; return the new head, new chunks and removed ranges.
 
     `chunks` are all chunks that `head` names. A chunk never changes. So if a joined range replaces
-    ranges of a chunk, the whole chain is rewritten without its truncated ranges. In the new chain,
-    the head keeps the newest `ranges_max` ranges. New chunks with new numbers get the older ranges.
+    ranges of a chunk, the whole chain is written anew without its truncated ranges. Then the new
+    head has the newest `ranges_max` ranges, and new chunks with new numbers have the older ranges.
     Offsets, times, the owner and open ranges do not change.
 
     Raises:
-        BadRequestError: `chunks` are not all chunks of the head, or too many for one transaction.
-            Or the joined ranges are not part of the chain, or include its newest closed range.
+        BadRequestError: `chunks` are not all chunks of the head, or the new chunks are too many for
+            one transaction. Or the ranges to replace are not part of the chain, or include its
+            newest closed range.
     """
     if [one.number for one in chunks] != list(range(head.first_chunk, head.next_chunk)):
         raise BadRequestError("a chain is compacted only by all of its chunks")

@@ -1,20 +1,21 @@
 """The owner's changes of a partition's head: one at a time, each made once or not at all.
 
 ============================ =====================================================================
-outcome of a write           then
+outcome of a write           reaction
 ============================ =====================================================================
 written                      the change is made
-another version is there     read it. If it is the owner's own change, that is made. In the same
-                             epoch, make the change on the new head. In another epoch, raise
-                             LogTakenOverError; the change may have been made before (`may_name`)
+another version is stored    read the stored head. If it is the head that was to be written, the
+                             change is made. Otherwise, in the same epoch, make the change on the
+                             stored head; in another epoch, raise LogTakenOverError: the change may
+                             have been made before the takeover (`may_name`)
 unknown                      read until the store answers, then as above. If the old version is
-                             still there, write the *same* head again: the first write may arrive
-                             late, and must not meet a different second one
+                             still stored, write the *same* head again: if both writes arrive, they
+                             must not differ
 ============================ =====================================================================
 
 The store may make a write although its answer is lost. If another process then truncates the
-partition, the owner cannot recognise its write, and applies its step again. So each step leaves a
-head unchanged if the head already has the change.
+partition, the owner does not find its own head in the store, and applies its step again. So each
+step leaves a head unchanged if the head already has the change.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class HeadKeeper:
         *,
         patience_seconds: float,
     ) -> None:
-        """`found` is the head in which the owner's epoch began.
+        """`found` is the head that began the owner's epoch.
 
-        An operation fails if the store is silent for `patience_seconds`.
+        A call fails if the store does not answer for `patience_seconds`.
         """
         self._logs = logs
         self._partition = partition
@@ -96,8 +97,8 @@ class HeadKeeper:
     def may_name(self, ledger_id: int) -> bool:
         """True if the head that was read last names the ledger.
 
-        If this owner's change took effect just before a takeover, the new owner's head names the
-        ledger until the new owner has closed the ledger.
+        After LogTakenOverError, this head belongs to the new owner. If this owner's ledger was
+        added before the takeover, the head names the ledger at least until the new owner closes it.
         """
         return any(one.ledger_id == ledger_id for one in self._latest.ranges)
 
@@ -107,9 +108,10 @@ class HeadKeeper:
         If another process has changed the head, `check` runs before `step` is applied again.
 
         Raises:
-            LogTakenOverError: another owner has the partition; the step was not taken.
+            LogTakenOverError: another owner has the partition. If an earlier write got no answer,
+                the change may have been made before the takeover (`may_name`).
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError: unknown whether the change was made.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
         while True:
             head, sealed = seal(step(self.head))
@@ -124,8 +126,9 @@ class HeadKeeper:
         """Read the head, and check that this owner still has the partition.
 
         Raises:
-            LogTakenOverError, NoSuchLogError, MetadataUnavailableError: for the reasons that
-                `change` names.
+            LogTakenOverError: another owner has the partition.
+            NoSuchLogError: the log was deleted.
+            MetadataUnavailableError, SessionLostError: the store did not answer.
         """
         found = await self._read()
         self._adopt(found)
@@ -134,7 +137,7 @@ class HeadKeeper:
     async def _write(
         self, head: LogHead, sealed: tuple[LogChunk, ...]
     ) -> Versioned[LogHead] | None:
-        """Write a head. If another process changed the head first, adopt its head; return None."""
+        """Write a head. If another process wrote a head first, adopt that head and return None."""
         version = self._found.version
         deadline = _now() + self._patience_seconds
         while True:
@@ -171,7 +174,7 @@ class HeadKeeper:
 
 
 def taken_over_error(partition: LogPartition, head: LogHead) -> LogTakenOverError:
-    """Return the error that a former owner gets."""
+    """Return the error for a former owner: it names the owner in `head`, if any."""
     owner = head.owner
     if owner is None:
         return LogTakenOverError(f"another process has owned {partition} meanwhile")

@@ -1,16 +1,15 @@
 """The ranges of a partition in the order in which a reader reads them.
 
 The metadata of a ledger may be newer than the head: the ledger may be CLOSED while its range is
-still open in the head. The known ends of CLOSED ledgers complete the head's ranges:
+still open in the head. So `completed` fills in the end and the base offset of open ranges:
 
-======================================== =====================================================
-the oldest open range's ledger has ended the range ends with it; an empty one is left out
-the range before an open one has an end  that end is the base of the open one
-======================================== =====================================================
+* If the ledger of the oldest open range is CLOSED, the range ends with the ledger's last entry. An
+  empty range is left out.
+* If the end of the range before an open range is known, this end is the open range's base offset.
 
-At most one ledger of a partition has unconfirmed entries. So after the end of a CLOSED ledger, a
-reader continues with the next range, even if the head still shows the CLOSED ledger's range as
-open.
+At most one ledger of a partition has unconfirmed entries. So after the last entry of a CLOSED
+ledger, a reader continues with the next range, even if the head still has the CLOSED ledger's range
+as open.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bookie.log.catalog.log_metadata import LogRange
 
 
 def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
-    """Complete a head's ranges by `ends`, which maps each CLOSED ledger to its last entry id."""
+    """Return a head's `ranges`, completed by `ends`: the last entry id of each CLOSED ledger."""
     found: list[LogRange] = []
     end: int | None = None
     for one in ranges:
@@ -43,7 +42,7 @@ def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogR
 
 @dataclass(frozen=True, slots=True)
 class LedgerRun:
-    """Consecutive entries of one ledger that a reader reads by one call."""
+    """Consecutive entries of one ledger, which a reader reads by one call."""
 
     ledger_id: int
     first_entry_id: int
@@ -58,7 +57,7 @@ class LedgerRun:
 def runs_from(
     ranges: Iterable[LogRange], offset: int, before: int | None = None
 ) -> list[LedgerRun]:
-    """Return the entries of `ranges` from `offset` to before `before` as `LedgerRun` objects.
+    """Return the runs of entries of `ranges` from `offset` up to, but not including, `before`.
 
     Neighbouring ranges that continue the same ledger become one run. The list ends before the first
     range whose offset is unknown.

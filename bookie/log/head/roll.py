@@ -1,4 +1,4 @@
-"""The rule of a roll: the size or age of a ledger after which a partition begins a new ledger.
+"""The rule of a roll: the size or age of a ledger at which a partition begins a new ledger.
 
 The log's policy sets the size and the age (:mod:`bookie.log.catalog.log_policy` has the defaults).
 The owners and publishers of a log use this rule.
@@ -26,5 +26,5 @@ class RollLimits:
         return cls(policy.roll_bytes or math.inf, min(seconds, seconds_max))
 
     def is_due(self, size_bytes: int, age_seconds: float) -> bool:
-        """True if a ledger of this size and age must get no further entries."""
+        """True if a ledger of this size and age is too large or too old for further entries."""
         return size_bytes >= self.size_bytes or age_seconds >= self.age_seconds
