@@ -9,10 +9,10 @@ even if the reply of that attempt is lost.
 ================================ =================================================================
 limit of one transaction         limit of one batch
 ================================ =================================================================
-100 operations                   it touches at most 98 partitions (`PARTITIONS_TOUCHED_MAX`)
-768 KiB                          it has about 4 000 ranges in all partitions together; the heads
-                                 of logs with many partitions keep fewer ranges, so that all of
-                                 them fit
+100 operations                   a batch has ranges of at most 98 partitions
+                                 (`PARTITIONS_TOUCHED_MAX`)
+768 KiB                          the new heads of these partitions have together about 4 000
+                                 ranges; if a log has many partitions, each head keeps fewer ranges
 ================================ =================================================================
 """
 
@@ -69,7 +69,7 @@ class RecordBounds:
 
 
 class LogPublisher:
-    """Publishes batches to one log. A publisher has no state, so many may work at once."""
+    """Publishes batches to one log. A publisher has no state, so a log may have many publishers."""
 
     def __init__(self, client: LogClient, name: LogName) -> None:
         self._client = client
@@ -122,9 +122,9 @@ class LogPublisher:
             NoSuchLogError: there is no such log.
             LogFullError: a partition has reached the quota of the log's policy.
             BadRequestError: the log is not transactional. Or a range is reversed, or was published
-                before and a head still names it. Or this application did not write its ledger for
-                this partition. Or the batch is too large for one transaction; the limits are in the
-                table above.
+                before and a head still names it. Or the range's ledger was deleted, or was not
+                written by this application for this partition. Or the batch is too large for one
+                transaction; the limits are in the table above.
             MetadataError: the metadata store failed.
         """
         self._client.require_here()
@@ -161,11 +161,11 @@ class LogPublisher:
         """Delete the record of an application that will publish nothing more.
 
         Call this when the application's last `publish` has returned. If a request of that `publish`
-        arrives later, it publishes nothing, because the heads have newer versions. Published ranges
-        stay. It is no error if the application is unknown.
+        arrives later, the request fails, because the heads have newer versions. Published ranges
+        stay. An unknown application is no error.
 
         Raises:
-            MetadataError: the metadata store failed; the record may stay, without harm.
+            MetadataError: the metadata store failed; the record may remain, which does no harm.
         """
         self._client.require_here()
         await self._client.logs.forget_application(self._name, application_id)
@@ -174,12 +174,12 @@ class LogPublisher:
     async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
         """Delete the ledgers of ranges that will not be published; return the deleted ledger ids.
 
-        A ledger stays if a published range names it, or if it belongs to another log. A range of a
-        deleted ledger can no longer be published, not even by a concurrent `publish`.
+        A ledger stays if a published range names it, or if it belongs to another log. After this
+        call, no `publish` can publish a range of a deleted ledger.
 
         Raises:
             NoSuchLogError: there is no such log.
-            MetadataError: the metadata store failed; a sweep deletes what is left.
+            MetadataError: the metadata store failed; a sweep deletes the ledgers that remain.
         """
         definition = await self._client.definition(self._name)
         by_partition: dict[int, set[int]] = {}
@@ -197,10 +197,11 @@ class LogPublisher:
         return deleted
 
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
-        """Read the state on which a proposal is based. Ledgers must be read after this call.
+        """Read the state from which the new heads are computed.
 
-        The application's record is read after the heads. So if a head already contains the batch,
-        the record already names this batch or a newer one.
+        The caller must read ledgers after this call. This call reads the application's record after
+        the heads. So if a head already contains the batch, the record has the number of this batch
+        or of a newer batch.
         """
         logs = self._client.logs
         await self._client.store.sync()
@@ -234,7 +235,7 @@ class LogPublisher:
                 _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
 
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
-        """True if the batch was published by an earlier attempt of this call."""
+        """True if the batch was published after `before` was read: by an earlier attempt."""
         if not wanted:
             return look.last.value == batch
         # One transaction changed all partitions or none, so one partition shows the outcome.
@@ -253,7 +254,7 @@ _Wanted = Mapping[LogPartition, Sequence[LogRange]]
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The state on which a proposal is based."""
+    """The state from which the new heads of a batch are computed."""
 
     last: Versioned[int]
     definition: LogDefinition
@@ -263,7 +264,7 @@ class _Look:
 
 
 def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Wanted:
-    """Check the ranges, and group them by partition in the given order.
+    """Check the ranges; return them by partition, in the given order.
 
     Raises:
         BadRequestError: a range is reversed or given twice, or there are too many partitions.
@@ -330,7 +331,7 @@ def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
 def _changes(
     look: _Look, wanted: _Wanted
 ) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
-    """Return the new heads. If the transaction has room, the oldest ranges move to chunks."""
+    """Return the new heads. If the transaction has room, move their oldest ranges to chunks."""
     room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
     ranges_max = head_ranges_max(look.definition.partitions)
     chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)

@@ -4,10 +4,10 @@ No reader sees a range before it is published (:mod:`bookie.log.publish.publishe
 a pipeline writes records and cuts them into ranges. The executor sends each small `PendingRange` to
 the driver, which publishes it.
 
-One ledger serves many batches. If the ledger is too large or too old for the log's policy, or has
-failed, the next range begins in a new ledger. A sweep deletes a ledger that is older than
-a day if no range names it (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is
-older than half a day.
+One ledger has the ranges of many batches. If the ledger is too large or too old for the log's
+policy, or has failed, the next range begins in a new ledger. A sweep deletes a ledger that is older
+than a day if no published range names it (:mod:`bookie.log.tidy.sweep`). So no range begins in a
+ledger that is older than half a day.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ Returns the entries, and the greatest timestamp after them.
 class RangeWriter:
     """Writes records of one partition. `open` makes a writer; `async with` closes it.
 
-    Calls may be concurrent; entries follow the order of the calls. If an append fails or is
-    cancelled, its whole range fails. After the failure, `cut` and further appends raise
-    LogClosedError until `discard` is called. Ranges that were cut before stay valid and may be
-    published.
+    Several tasks may append at once; entries follow the order of the calls. If an append fails or
+    is cancelled, its whole range fails. Then further appends raise LogClosedError until `discard`
+    or `cut` drops the failed range; this `cut` raises LogClosedError, too. Ranges that were cut
+    before the failure stay valid and may be published.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RangeWriter:
         *,
         password: bytes = b"",
     ) -> RangeWriter:
-        """Return a writer for `application_id`. The writer creates a ledger for its first record.
+        """Return a writer for an application. The writer creates a ledger at the first append.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -146,10 +146,10 @@ class RangeWriter:
         """Write one record; return when it is durable. The default timestamp is the clock's time.
 
         Raises:
-            BadRequestError: the record is too large or its time too far ahead, or it cannot be
-                encoded.
-            LogClosedError: the range has failed before, or the writer is closed.
-            BookieError: the errors of `WriterHandle.append`; the range has failed.
+            BadRequestError: the record is too large, its timestamp is too far ahead of the clock,
+                or it cannot be encoded.
+            LogClosedError: an earlier append of the range failed, or the writer is closed.
+            BookieError: the errors of `WriterHandle.append`; this error makes the range fail.
         """
         at_ms = None if timestamp is None else moment_ms(timestamp)
         given = {} if headers is None else headers
@@ -158,9 +158,9 @@ class RangeWriter:
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
         """Write records in order; when all are durable, return their number.
 
-        The default timestamp of a record is the clock's time. Bare values are written faster than
-        `NewRecord`. Raises the errors of `append`; after an error some of the records may be in the
-        ledger.
+        The default timestamp of a record is the clock's time. Values of type bytes are written
+        faster than `NewRecord` objects. Raises the errors of `append`; after an error some of the
+        records may be in the ledger.
         """
         given = checked_records(records)
         if not given:
@@ -169,12 +169,13 @@ class RangeWriter:
         return len(given)
 
     async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
-        """Write records, which the caller has encoded, in order; return when all are durable.
+        """Write encoded records in order; return when all are durable.
 
         `greatest_ms` is the greatest timestamp of the range up to the last of these records. Each
         late record must contain the greatest timestamp so far
-        (:mod:`bookie.log.record.log_record`). The bytes are not checked. Raises the errors of
-        `append`; after an error some of the records may be in the ledger.
+        (:mod:`bookie.log.record.log_record`). This call does not check that `payloads` are valid
+        records. Raises the errors of `append`; after an error some of the records may be in the
+        ledger.
         """
         payloads = checked_payloads(payloads)
         if type(greatest_ms) is not int:
@@ -188,7 +189,10 @@ class RangeWriter:
         await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
-        """Refuse a time too far ahead. If the clock has moved, compare it with bookies first."""
+        """Raise BadRequestError if `greatest_ms` is too far ahead of the clock.
+
+        If the clock was set since it was compared with clocks of bookies, compare it first.
+        """
         try:
             self._latest.require(greatest_ms)
         except ClockError:
@@ -200,7 +204,7 @@ class RangeWriter:
         """End the range; return it when all its entries are durable, or None if it is empty.
 
         The range contains all appends that were called before `cut`. Later appends begin another
-        range. A cancelled call drops the range.
+        range. If `cut` is cancelled, the range may be lost.
 
         Raises:
             LogClosedError: an append of the range failed or was cancelled. The range is dropped;
@@ -218,11 +222,11 @@ class RangeWriter:
         return current.cut(self._partition)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`. If the range has failed, appends work again."""
+        """Drop the records since the last `cut`, so that appends work again after a failure."""
         self._range = None
 
     async def aclose(self) -> None:
-        """Close the ledger; drop the records since the last `cut`. A repeated call is no error."""
+        """Close the ledger; drop the records since the last `cut`. A second call is no error."""
         self._client.require_here()
         self._is_closed = True
         self._range = None
@@ -236,9 +240,9 @@ class RangeWriter:
         await self.aclose()
 
     async def _accept(self, encoded: _Encoded) -> tuple[_RangeInWork, list[bytes], int]:
-        """Return the range for an append, and the append's entries with their greatest timestamp.
+        """Return the range for an append, the encoded entries, and their greatest timestamp.
 
-        To keep the order, the caller must append at once.
+        The caller must append the entries without an `await` in between; this keeps the order.
         """
         self._client.require_here()
         # A lock admits its callers in order. While others wait, a later append waits behind them,
@@ -270,7 +274,7 @@ class RangeWriter:
         return self._ledger
 
     async def _is_due(self, ledger: WriterHandle) -> bool:
-        """True if the next range has to begin in another ledger."""
+        """True if the next range must begin in a new ledger."""
         age_seconds = self._client.clock.monotonic() - self._created_at
         if self._roll_limits.is_due(ledger.length, age_seconds) or ledger.failure is not None:
             return True
@@ -309,7 +313,7 @@ class _RangeInWork:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Count an append of the range as under way. If the append fails, the range has failed."""
+        """Count an append while the context is open; an error marks the range as failed."""
         self.under_way += 1
         self.settled.clear()
         try:
@@ -336,7 +340,7 @@ class _RangeInWork:
         self.size_bytes += size_bytes
 
     def cut(self, partition: LogPartition) -> PendingRange | None:
-        """Return the finished range, or None if it is empty. No append may be under way."""
+        """Return the finished range, or None if it is empty; all appends must have ended."""
         if not self.count:
             return None
         expected = self.last_entry_id - self.first_entry_id + 1
