@@ -1,4 +1,4 @@
-"""Wait until the head of a partition changes, even while the metadata store fails."""
+"""Wait for changes of a partition's head, even while the metadata store does not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = event_log(__name__)
 
 
 class HeadWatch:
-    """A watch of a partition's head. It begins with the first `next` and ends with `close`."""
+    """A watch of a partition's head, from the first call of `next` to `close`."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class HeadWatch:
     async def next(self) -> Versioned[LogHead]:
         """Wait for the next change of the head, and return the head.
 
-        A watch begins in the first call, and again after each failure. The call in which a watch
-        begins returns the present head at once. While the store does not answer, the call waits.
+        The first call begins a watch, and so does the first call after an error. A call that begins
+        a watch returns the present head at once. While the store does not answer, a call waits.
 
         Raises:
             NoSuchLogError: the log was deleted.
-            MetadataError: the metadata store was closed, or refused.
+            MetadataError: the metadata store was closed, or refused the watch.
         """
         while True:
             try:

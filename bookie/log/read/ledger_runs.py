@@ -1,7 +1,7 @@
 """Read runs of entries from one ledger after another, with a bounded read-ahead.
 
-A large run is read alone, with some requests ahead. Several small runs are read at once, so the
-reader of a log with many small ranges does not wait for each range in turn.
+Large runs are read one by one; a few requests for a run are sent ahead. Several small runs are read
+at once, so the reader of a log with many small ranges does not wait for each range in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunEntries(NamedTuple):
 
 
 class LedgerReaders:
-    """The readers of a log's ledgers. The `HANDLES_KEPT` most recently used ones stay open."""
+    """Opens readers of a log's ledgers; the `HANDLES_KEPT` readers used last stay open."""
 
     def __init__(self, ledgers: LedgerClient, password: bytes = b"") -> None:
         self._ledgers = ledgers
@@ -47,7 +47,7 @@ class LedgerReaders:
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:
-        """Return a reader of a ledger. Call its `refresh` before you use the ledger's end.
+        """Return a reader of a ledger. Call the reader's `refresh` before you use the ledger's end.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -65,17 +65,17 @@ class LedgerReaders:
         return handle
 
     def forget(self) -> None:
-        """Drop all open readers, because a ledger is missing. `open` opens them again."""
+        """Drop all open readers, because a ledger is missing. `open` creates new readers."""
         self._handles.clear()
 
 
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """Read the entries of `runs` in order. Runs must have an end, and only acknowledged entries.
+    """Yield the entries of `runs` in order. A run must have an end, and acknowledged entries only.
 
     Raises:
-        NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.
+        NoSuchLedgerError: a ledger was deleted; the entries of all runs before it were yielded.
         NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
     """
     waiting = deque(runs)

@@ -1,7 +1,7 @@
 """Read several partitions at once. Only records of the same partition come in order.
 
-For each partition, one task keeps one batch ready. If an iteration ends before it has taken the
-ready batch, the next iteration reads the batch again.
+For each partition, one task keeps one batch ready. If an iteration ends before the ready batch was
+taken, the next iteration reads this batch again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 @dataclass(slots=True)
 class _Lane:
-    """One partition, and its batch that is ready."""
+    """The reader of one partition, and the batch that the reader has ready."""
 
     reader: LogReader
     batch: Sequence[LogRecord] = ()
@@ -35,7 +35,7 @@ class _Lane:
 
     @property
     def is_valid(self) -> bool:
-        """True if no seek came after `batch` was read."""
+        """True if the reader was not moved by a seek after it had read `batch`."""
         return self.seeks == self.reader.seeks
 
 
@@ -54,14 +54,14 @@ class PartitionsReader:
 
     @property
     def next_offsets(self) -> Mapping[int, int | None]:
-        """For each partition: `LogReader.next_offset`. Records of a ready batch count as read."""
+        """The `next_offset` of each partition's reader; records of a ready batch count as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}
 
     @checked
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """Move one partition or all partitions to a place; the next record is read from there.
+        """Move the reader of one partition, or all readers, to a place: the next record is there.
 
         Raises:
             BadRequestError: the place is not valid, or there is no such partition.
@@ -107,7 +107,7 @@ class PartitionsReader:
                 yield batch
 
     async def _batches(self) -> AsyncGenerator[_Lane, None]:
-        """Yield each lane that has a batch ready; the caller takes the batch from the lane."""
+        """Yield each lane that has a batch ready; the caller must take the batch from the lane."""
         ready: asyncio.Queue[_Lane | Exception | None] = asyncio.Queue()
         lanes = [_Lane(reader) for reader in self._readers.values()]
         calls = [
@@ -134,7 +134,7 @@ class PartitionsReader:
 
 
 async def _fill(lane: _Lane, ready: asyncio.Queue[_Lane | Exception | None]) -> None:
-    """Keep one batch ready in a lane. At the end, put None or the error into `ready`."""
+    """Put `lane` into `ready` for each batch of its reader; at the end, put None or the error."""
     try:
         async with aclosing(lane.reader.batches()) as batches:
             async for batch in batches:
@@ -167,8 +167,8 @@ async def open_reader(
 ) -> LogReader | PartitionsReader:
     """Return a reader of a log or one of its partitions, as `BookKeeper.log_reader` describes.
 
-    If `start` or `end` is an offset, it applies to each partition. A position belongs to one
-    partition, so it needs a reader of one partition.
+    If `start` or `end` is an offset, it applies to each partition. If `start` or `end` is a
+    position, the reader must read one partition only.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -1,4 +1,4 @@
-"""The ranges of one partition, for a reader: find the range of an offset, a time or an entry.
+"""The ranges of one partition: a reader finds the range of an offset, a time or an entry.
 
 Old ranges are in chunks. A chunk never changes, so a reader caches the last few chunks. Chunks are
 numbered in the order of offsets and times, so a binary search reads only a few chunks. The head
@@ -44,11 +44,11 @@ class LogRanges:
 
     @property
     def ranges(self) -> Sequence[LogRange]:
-        """The ranges of the known head. Ranges of ledgers known to be CLOSED are closed."""
+        """The ranges of the known head; a range is closed if its ledger is known to be CLOSED."""
         return self._ranges
 
     async def refresh(self) -> bool:
-        """Read the newest head; True if it differs from the known head.
+        """Read the newest head; True if it is newer than the known head.
 
         The newest head has every change that was finished before this call.
 
@@ -62,7 +62,7 @@ class LogRanges:
         return self.adopt(found)
 
     async def require_log(self) -> None:
-        """Check that the log exists. A head may exist after the deletion of the log has begun.
+        """Check that the log exists. Its heads may remain while the log is being deleted.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -86,16 +86,16 @@ class LogRanges:
         self._ranges = completed(self.head.ranges, self._ends)
 
     def has_ended(self, ledger_id: int) -> bool:
-        """True if a ledger whose range is open in the head is known to be CLOSED."""
+        """True if the ledger is known to be CLOSED while its range is open in the known head."""
         return ledger_id in self._ends
 
     async def from_offset(self, offset: int) -> Sequence[LogRange]:
-        """Return the range that contains `offset`, and the later ranges of its chunk or head.
+        """Return the range that contains `offset`, and the later ranges of the same chunk or head.
 
         The result is empty if `offset` is after all known ranges.
 
         Raises:
-            LogTruncatedError: the entry was truncated.
+            LogTruncatedError: the entry at `offset` was truncated.
             MetadataError: the metadata store failed.
         """
         while True:
@@ -114,9 +114,9 @@ class LogRanges:
             return chunk.ranges[range_of_offset(chunk.ranges, offset) :]
 
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
-        """Return ranges, beginning with the first that may have a record of this time or later.
+        """Return the first range that may have a record of this time or later, and later ranges.
 
-        All of them are from one chunk or from the head.
+        The later ranges are those of the same chunk or head.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -132,7 +132,7 @@ class LogRanges:
     async def of_entry(self, ledger_id: int, entry_id: int) -> LogRange:
         """Return the range that contains the entry, or will contain it, or ends right before it.
 
-        The search reads chunks one by one, newest ranges first. A search by offset is faster.
+        The search reads the chunks one by one, newest first, so it is slower than `from_offset`.
 
         Raises:
             LogTruncatedError: no range contains the entry: it was truncated, or copied by a
@@ -154,7 +154,7 @@ class LogRanges:
             raise self.unnamed_error(ledger_id, entry_id)
 
     def unnamed_error(self, ledger_id: int, entry_id: int) -> LogTruncatedError:
-        """Return the error for an entry that is in no range."""
+        """Return the error for an entry that no range contains."""
         return LogTruncatedError(
             f"entry {entry_id} of ledger {ledger_id} is not part of {self.partition}: it was "
             "truncated, or its ledger was compacted, and then its offset finds it; "
@@ -163,7 +163,7 @@ class LogRanges:
         )
 
     async def _chunk_of_offset(self, offset: int) -> LogChunk:
-        """Return the chunk that contains `offset`, which is below the offsets in the head."""
+        """Return the chunk that contains `offset`; no range of the head may contain it."""
         likely = self._chunk_read_last + 1
         if self.head.first_chunk <= likely < self.head.next_chunk:
             chunk = await self._chunk(likely)
@@ -212,7 +212,7 @@ class LogRanges:
 
 
 class _ChunkGoneError(Exception):
-    """A search met a chunk that was removed from the store."""
+    """A chunk that the known head names was removed from the store."""
 
 
 def truncated_error(partition: LogPartition, offset: int, head: LogHead) -> LogTruncatedError:

@@ -4,20 +4,22 @@ A reader keeps its place as an offset. The reader asks `LogRanges` for the ledge
 next offset, reads these ledgers, and then asks again:
 
 ==================================== ===========================================================
-it meets                             then
+case                                 reaction of the reader
 ==================================== ===========================================================
-closed ranges                        `read_runs` reads them without asking for a LAC
-an open range, following             it reads the ledger's tail until the ledger is CLOSED, then the
-                                     next range, for which it may wait
-an open range, not following         it reads up to the LAC, and ends
-no range has the offset              following: it waits for the head; else it ends
-a missing ledger or chunk            the newest head tells the reason: truncated, compacted, or an
-                                     empty ledger
-the second of two open ranges        it waits until the first one's ledger is CLOSED
+closed ranges are next               it reads them by `read_runs`, without asking for a LAC
+an open range is next; with `follow` it reads the ledger's tail until the ledger is CLOSED, then
+                                     waits for the next range if necessary
+an open range is next; no `follow`   it reads up to the LAC, and stops
+no range has the next offset         with `follow`, it waits for a change of the head; without
+                                     `follow`, it stops
+a ledger or a chunk is missing       it reads the newest head, which shows the reason: a truncation,
+                                     a compaction, or an empty ledger
+the second of two open ranges is     it waits until the ledger of the first open range is CLOSED
+next
 ==================================== ===========================================================
 
-A reader never fences, recovers or writes. A reader reads ahead by a bounded amount, and only while
-its caller waits for a batch or works on one.
+A reader never fences, recovers or writes. A reader reads a bounded number of entries ahead, and
+only while its caller waits for a batch or works on a batch.
 """
 
 from __future__ import annotations
@@ -73,11 +75,11 @@ _log = event_log(__name__)
 
 
 class LogReader:
-    """Reads one partition. Iterate over the reader or its `batches`; one iteration at a time.
+    """Reads one partition: iterate over the reader or its `batches`, one iteration at a time.
 
     After an error, or after the caller has left a loop, a new iteration continues with the next
-    record. A reader need not be closed. To end an iteration's tasks at once, use
-    `contextlib.aclosing`.
+    record. A reader need not be closed. Use `contextlib.aclosing` to end the tasks of an iteration
+    at once.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class LogReader:
     ) -> None:
         """Start at `start` (`LogStart`), or at the first record of the time `start_time` or later.
 
-        The reader stops before the record at `end`. With `follow`, the reader waits for records
-        until it reaches `end`; without `end`, it never stops. Without `follow`, the reader also
-        stops when no further record is confirmed. If the next record was truncated and
-        `on_truncated` is ``skip``, the reader logs a line and continues at the earliest record.
+        The reader stops before the record at `end`. With `follow`, it waits for further records; if
+        `end` is None, it never stops. Without `follow`, it also stops after the last confirmed
+        record. If the next record was truncated and `on_truncated` is ``skip``, the reader logs a
+        line and continues at the earliest record.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -144,7 +146,7 @@ class LogReader:
 
     @property
     def next_offset(self) -> int | None:
-        """The smallest offset that the next record can have; None while the start is not found."""
+        """The smallest offset that the next record can have; None until the start was found."""
         if self._target is None:
             return self._next_offset
         return self._target if isinstance(self._target, int) else None
@@ -158,10 +160,10 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move to a place. The next record comes from this place, even for a task that waits now.
+        """Move to a place: the next record comes from there, even for a task that waits now.
 
-        After a seek, the caller may still use the rest of a batch from `batches`, but `records`
-        yields no more records of its current batch.
+        A batch that `batches` has already yielded stays valid after a seek. But `records` yields no
+        more records that were read before the seek.
 
         Raises:
             BadRequestError: the place is not valid.
@@ -173,7 +175,7 @@ class LogReader:
             self._waker.set_result(None)
 
     async def lag(self) -> int:
-        """Count the confirmed entries still to read. Before the start is found, all entries count.
+        """Return the number of confirmed entries from `next_offset` on; of all, if that is None.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -203,17 +205,17 @@ class LogReader:
                     self._next_offset = behind
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield batches of records. Batches are faster than single records, and never empty.
+        """Yield batches of records, never an empty batch. Batches are faster than single records.
 
         Raises:
-            LogTruncatedError: the next record was truncated; the error names the earliest one.
+            LogTruncatedError: the next record was truncated; the error has the earliest offset.
             NoSuchLogError: the log was deleted.
             NoSuchLedgerError: a ledger that the log names does not exist.
             UnauthorizedError: the password is wrong.
             NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
-            MetadataError: the metadata store failed. A reader that waits for the head keeps
-                waiting.
-            BadRequestError: another task iterates the reader.
+            MetadataError: the metadata store failed. But while the reader waits for a change of the
+                head, it continues to wait if the store does not answer.
+            BadRequestError: another iteration of the reader has not ended.
         """
         async with self._iteration() as watch:
             if self._target is None:
@@ -243,7 +245,7 @@ class LogReader:
             await watch.close()
 
     def _taken(self, found: RunEntries) -> Sequence[LogRecord]:
-        """Decode the records in the entries. From now on, the entries count as read."""
+        """Return the records in the entries, and move `next_offset` after these entries."""
         entries = found.entries
         first = LogPosition(
             found.ledger_id, entries[0].entry_id, found.offset, self.partition.number
@@ -258,7 +260,7 @@ class LogReader:
         return batch
 
     async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
-        """Yield the entries from the target on. After a seek, continue from the new target on."""
+        """Yield the entries from the target on; after a seek, those from the new target on."""
         while True:
             runs: Sequence[LedgerRun] = ()
             try:
@@ -287,7 +289,7 @@ class LogReader:
                 await self._after_vanished(error, runs)
 
     def _has_target(self) -> bool:
-        """True if the offset of the start or of a seek must be found before the next read."""
+        """True if the offset of the next record's place must be found before the next read."""
         return self._target is not None
 
     @property
@@ -295,7 +297,7 @@ class LogReader:
         return self._end if isinstance(self._end, int) else None
 
     def _runs_of(self, ranges: Sequence[LogRange]) -> Sequence[LedgerRun]:
-        """Return the runs of `ranges` to read; empty if the next record is not before the end."""
+        """Return the runs of `ranges` from `next_offset` up to, but not including, the end."""
         if self._is_behind_end():
             return ()
         return runs_from(ranges, self._next_offset, self._known_end)
@@ -326,7 +328,7 @@ class LogReader:
                     yield found
 
     async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
-        """Yield entries of an open range. If its ledger ends, `_stretches` reads the rest."""
+        """Yield entries of an open range; if its ledger is CLOSED, the caller reads the rest."""
         handle = await self._readers.open(run.ledger_id)
         try:
             last = await handle.refresh()
@@ -359,13 +361,13 @@ class LogReader:
             self._note_end(handle)
 
     def _note_end(self, handle: ReaderHandle) -> bool:
-        """If the ledger is CLOSED, note the end of its range and return True."""
+        """Return True if the ledger is CLOSED, and note the end of its range."""
         if handle.is_closed:
             self._ranges.note_end(handle.ledger_id, handle.last_entry_id)
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """Return the result of `coroutine`. If a seek comes first, cancel it and return None."""
+        """Return the result of `coroutine`; if a seek comes first, cancel it and return None."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -383,7 +385,7 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the target's offset. After a seek during this call, call it again."""
+        """Set `_next_offset` to the target's offset; if a seek comes meanwhile, change nothing."""
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None
@@ -412,7 +414,7 @@ class LogReader:
         return max(end, self._ranges.head.start_offset)
 
     async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
-        """Return the offset of an entry; None if a seek comes during this call."""
+        """Return the offset of an entry; None if a seek came while it was searched."""
         seeks = self._seeks
         while self._seeks == seeks:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
@@ -428,7 +430,7 @@ class LogReader:
         return None
 
     def _skip_truncated(self, error: LogTruncatedError) -> None:
-        """Continue at the earliest record, or raise `error` if the reader must not skip records."""
+        """Move to the earliest record, or raise `error` if the reader must not skip records."""
         # A compaction may have copied the record of a target entry to another ledger.
         if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):
             raise error
@@ -445,7 +447,7 @@ class LogReader:
             self._target = "earliest"
 
     async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
-        """Raise `error` if the newest head still names the missing ledger of `runs`."""
+        """Read the newest head; raise `error` if it still names the missing ledger of `runs`."""
         # The entries of earlier ledgers were delivered.
         gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
         self._readers.forget()

@@ -42,7 +42,7 @@ class PartitionReading(Protocol):
         """Yield the records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return a place's offset. ``latest`` is the offset after the last confirmed record."""
+        """Return a place's offset; that of ``latest`` follows the last confirmed record."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """Return the earliest offset, and the offset after the last confirmed record."""
@@ -54,10 +54,10 @@ class PartitionReading(Protocol):
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
     """Return the offset for a cursor at `place`. The place must not be after the end of the log.
 
-    A cursor after the end would silently skip records that are appended later. The end that bookies
-    report may lack the newest records. So if `place` is after the reported end, this call reads the
-    end again, up to `END_LOOKS_MAX` times. The call refuses the place at once if too many bookies
-    lack the previous record, so that this record cannot be confirmed.
+    A cursor after the end would silently skip records that are appended later. Bookies may report
+    an end without the newest records. So if `place` is after the reported end, this call reads the
+    end up to `END_LOOKS_MAX` times. It raises at once if the record before `place` is certainly not
+    confirmed (`is_beyond`).
 
     Raises:
         BadRequestError: the place is after the end.
@@ -90,7 +90,7 @@ class LogReading:
     async def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield the records from `offset` on. Raises the errors of `LogReader.batches`."""
+        """Yield batches of records from `offset` on. Raises the errors of `LogReader.batches`."""
         reader = LogReader(
             self._client,
             partition,
@@ -107,10 +107,13 @@ class LogReading:
     async def locate(self, partition: LogPartition, place: Place) -> int:
         """Return the offset of a place: an end of the log, an offset, an entry or a time.
 
+        An offset is returned without a check that it exists. For a time, the offset may be smaller
+        than that of the first record of this time or later (`find_time`).
+
         Raises:
             NoSuchLogError: there is no such log.
-            LogTruncatedError: the position was truncated.
-            BadRequestError: the position cannot be read yet.
+            LogTruncatedError: the entry was truncated, or copied by a compaction.
+            BadRequestError: the entry cannot be read yet, so its offset is unknown.
             UnavailableError, CorruptionError: a read failed.
         """
         if isinstance(place, int):
@@ -133,7 +136,10 @@ class LogReading:
                 return found.base_offset + entry_id - found.first_entry_id
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """Return the earliest offset and the end offset. Raises the errors of `locate`."""
+        """Return the earliest offset, and the offset after the last confirmed record.
+
+        Raises the errors of `locate`.
+        """
         definition = await self._client.definition(partition.name)
         extent = await log_extent(self._client, partition, definition, self._password)
         return extent.earliest_offset, extent.end_offset
@@ -141,8 +147,8 @@ class LogReading:
     async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
         """True if the record before `offset` was surely not confirmed when this call began.
 
-        The head is read first: it names the ledgers of all records that are confirmed before the
-        read. The result is False if a bookie has the record, if too few bookies answer, or while
+        This call first reads the head, which names the ledgers of all records that were confirmed
+        before. The result is False if a bookie has the record, if too few bookies answer, or while
         the log begins a new ledger.
 
         Raises:

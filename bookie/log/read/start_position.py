@@ -1,14 +1,14 @@
-"""The place at which a reader starts: how a caller names it, and how its offset is found.
+"""The place at which a reader starts: a caller gives the place, and a search finds its offset.
 
 Each record contains the greatest timestamp of all records up to itself. Each closed range contains
 the greatest timestamp up to its end. These greatest timestamps never decrease along the log. So a
-binary search over chunks, ranges and entries finds the first record with a timestamp of t or later.
-That record is the first one whose greatest timestamp is t or later.
+binary search over chunks, ranges and entries finds the first record whose greatest timestamp is t
+or later. This is also the first record whose own timestamp is t or later.
 
-In two cases the search may find an entry before the wanted record, but never an entry after it.
-First, a control record has a timestamp, too. Second, the greatest timestamp of a publisher in a
-transactional log includes entries that were not published. So a reader skips the few older records
-before the wanted one.
+In two cases, the search may find an earlier entry than this record, but never a later one. First,
+the entry may be a control record, which has a timestamp, too. Second, in a transactional log, the
+greatest timestamp of a record may come from an entry that was not published. So after the search, a
+reader skips the few older records before the wanted record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True)
 class AtEntry:
-    """The place of an entry in one of the log's ledgers. The entry's offset is found later."""
+    """The place of an entry in one of the log's ledgers; the entry's offset is not yet known."""
 
     ledger_id: int
     entry_id: int
@@ -55,10 +55,10 @@ means ``earliest``.
 
 
 def checked_place(start: object = None, time: Moment | None = None) -> Place:
-    """Return the place that `start` or `time` names.
+    """Return the place that `start` or `time` names; without both, ``earliest``.
 
     Raises:
-        BadRequestError: the name is not valid, or both are given.
+        BadRequestError: `start` or `time` is not valid, or both are given.
     """
     if time is not None:
         if start is not None:
@@ -140,9 +140,9 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
 
 
 async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders) -> int | None:
-    """Return an open range's last confirmed entry, or None if its ledger is CLOSED.
+    """Return the id of an open range's last confirmed entry, or None if its ledger is CLOSED.
 
-    The end of a CLOSED ledger is noted in `ranges`.
+    If the ledger is CLOSED, this call notes the ledger's end in `ranges`.
 
     Raises:
         NoSuchLedgerError, NotEnoughBookiesError, MetadataError: see `find_end`.
@@ -160,7 +160,7 @@ async def find_entry(
 ) -> LogRange:
     """Return the range of an entry.
 
-    An entry id right after the end of a ledger belongs to the last range of the ledger.
+    For the entry id right after a ledger's end, the result is the ledger's last range.
 
     Raises:
         LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.
@@ -176,10 +176,10 @@ async def find_entry(
 
 
 async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReaders) -> None:
-    """Read the head again after a ledger was found to be missing.
+    """Read the head again, because a ledger that it names is missing.
 
     Raises:
-        NoSuchLedgerError: the head has not changed, so the log has not deleted the ledger.
+        NoSuchLedgerError: the head has not changed, so it still names the missing ledger.
         NoSuchLogError: the log was deleted.
         MetadataError: the metadata store failed.
     """
@@ -192,11 +192,10 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 
 
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
-    """Return an offset before which all records have timestamps below `timestamp_ms`.
+    """Return the offset of the first record with a timestamp of `timestamp_ms` or later.
 
-    The result is the offset of the first record with `timestamp_ms` or later, except in the two
-    cases of the module's docstring. If no record has such a timestamp, the result is the end of the
-    log.
+    In the two cases of the module's docstring, the result is a smaller offset. If no record has
+    such a timestamp, the result is the end of the log.
 
     Raises:
         NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: a read failed.
@@ -212,9 +211,9 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 async def _find_time(
     ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 ) -> tuple[int | None, int | None]:
-    """Return an offset and a missing ledger's id; at most one is given.
+    """Return (offset, None), or (None, id of a missing ledger).
 
-    Both are None if the known ranges have changed: search again.
+    If the known ranges have changed, return (None, None): the caller must search again.
     """
     end = None
     for one in await ranges.from_time(timestamp_ms):
@@ -238,7 +237,7 @@ async def _find_time(
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:
-    """Return the first entry whose greatest timestamp reaches `timestamp_ms`, or last + 1."""
+    """Return the first entry with a greatest timestamp of `timestamp_ms` or later; else last + 1."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The state and the extent of a log, for people and tools. Nothing is fenced or written."""
+"""Read the state and the extent of a log, without fencing or writing anything."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def unpublished_entries(
 ) -> int:
     """Count the entries that bookies store after the confirmed end, up to `UNPUBLISHED_MAX`.
 
-    A live writer soon confirms the entries after the confirmed end. If the writer was killed, the
-    next owner decides whether these entries stay.
+    A live writer soon confirms these entries. If the writer was killed, the next owner's recovery
+    decides whether they stay.
 
     Raises:
         NoSuchLogError, NotEnoughBookiesError, MetadataError: see `log_extent`.
@@ -86,7 +86,10 @@ async def unpublished_entries(
 
 
 async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
-    """Return a partition's extent from its refreshed ranges. Raises the errors of `log_extent`."""
+    """Return the extent of a partition. Raises the errors of `log_extent`.
+
+    The caller must have called `ranges.refresh`.
+    """
     end = await find_end(ranges, readers)
     head = ranges.head
     return LogExtent(
@@ -114,7 +117,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """The present state of a log. The log's partitions are read one after another."""
+    """The state of a log. Its partitions are read one after another, not at one moment."""
 
     name: str
     definition: LogDefinition
@@ -124,7 +127,7 @@ class LogStatus:
 
 
 async def log_status(client: LogClient, name: LogName, password: bytes = b"") -> LogStatus:
-    """Read the definition of a log, its policy, and the extent of each partition.
+    """Read the definition of a log, its policy, and the state of each partition.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -1,6 +1,7 @@
 """Find the ledgers and offsets of a log's records, for jobs that read with many tasks.
 
-A survey neither fences nor writes anything. A result is valid only at the moment of the call.
+A survey neither fences nor writes anything. A later append, truncation or compaction may change the
+results.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ SAMPLE_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """Consecutive entries of one ledger."""
+    """Consecutive entries of a partition, usually in one ledger."""
 
     offset: int
     end_offset: int
     size_bytes: int
-    """Payload bytes. An estimate if the span is part of a range, or if its ledger is open."""
+    """Payload bytes; an estimate if the span is part of a range, or if its ledger is open."""
 
 
 class LogSurvey:
-    """The survey of one log. `open` creates a survey."""
+    """Finds the offsets and ledgers of one log's records. Create a survey by `open`."""
 
     def __init__(
         self, client: LogClient, name: LogName, definition: LogDefinition, password: bytes
@@ -75,8 +76,11 @@ class LogSurvey:
     ) -> int:
         """Return the offset of `start`, or of the first record of `time` or later.
 
+        If `start` is an offset, it is returned without a check that it exists.
+
         Raises:
-            LogTruncatedError, BadRequestError: the partition has no such place.
+            LogTruncatedError: the entry at the position `start` was truncated.
+            BadRequestError: there is no such partition, or `start` is not valid.
         """
         return await self._reading.locate(self._partition(partition), checked_place(start, time))
 
@@ -84,7 +88,7 @@ class LogSurvey:
     async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
         """Return the spans from `start` up to, but not including, `end`, in order, without a gap.
 
-        The caller must know that all records before `end` are confirmed, for example from `bounds`.
+        All records before `end` must be confirmed; an end from `bounds` has this property.
 
         Raises:
             LogTruncatedError: `start` was truncated.
@@ -135,7 +139,7 @@ class LogSurvey:
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
-    """Return, for each ledger, the mean payload bytes of an entry in closed ranges."""
+    """Return the mean payload bytes of an entry of each ledger that has a closed range."""
     sizes: dict[int, tuple[int, int]] = {}
     for one in ranges:
         if one.count and one.size_bytes is not None:
@@ -151,7 +155,7 @@ async def await_records(
     password: bytes = b"",
     timeout_seconds: float,
 ) -> bool:
-    """Wait until any partition has a record at its offset or later; False after the timeout.
+    """Wait until any partition has a record at or after its offset; False after the timeout.
 
     Raises:
         NoSuchLogError: a log was deleted.
