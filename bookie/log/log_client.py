@@ -1,4 +1,4 @@
-"""The client's access to logs: to their ledgers, their metadata and their policies."""
+"""The access of a client to logs: to their ledgers, their metadata and their policies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ASKED_EACH = 4
 
 
 class LogClient:
-    """The logs that a connected client can use."""
+    """The access of a connected client to all logs."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class LogClient:
         self._taking_part: asyncio.Task[None] | None = None
 
     def require_here(self) -> None:
-        """Check that this call runs in the same event loop as the client's first call.
+        """Check that the running event loop is that of the client's first call.
 
         Raises:
-            BadRequestError: the call runs in another loop; nothing was done.
+            BadRequestError: another event loop is running.
         """
         here = asyncio.get_running_loop()
         if self._loop is None:
@@ -85,7 +85,7 @@ class LogClient:
             raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
-        """Return the client's participant in the coordination of consumers; make it if necessary.
+        """Return the client's participant for consumers and groups; create it if necessary.
 
         Raises:
             ClientClosedError: the client was closed.
@@ -135,7 +135,8 @@ class LogClient:
         Raises:
             LogExistsError: the name is taken.
             NoSuchKeyError: there is no such namespace.
-            BadRequestError: a number is out of range, or the policy contradicts the namespace's.
+            BadRequestError: a number is out of range, or `policy` contradicts the namespace's
+                policy.
         """
         decided = await self._decided(name.namespace, name.log if policy is None else None)
         if policy is not None:
@@ -199,10 +200,10 @@ class LogClient:
     async def create_ledger(
         self, shape: LedgerShape, custom_metadata: Mapping[str, bytes]
     ) -> WriterHandle:
-        """Create a ledger of a log; store its creation time if a bookie confirms this clock.
+        """Create a ledger of a log; store its creation time if a bookie's clock confirms the time.
 
         Raises:
-            ClockError: the clock of this machine contradicts all bookies.
+            ClockError: the clock of this machine contradicts the clocks of all bookies.
             BookieError: the errors of `LedgerClient.create`.
         """
         created_ms = None
@@ -212,7 +213,7 @@ class LogClient:
         return await self.ledgers.create(shape, custom_metadata, created_ms=created_ms)
 
     async def require_answers(self, shape: LedgerShape) -> None:
-        """Check that enough bookies answer to write a new ledger. Call this before its creation.
+        """Check, before a ledger is created, that enough bookies answer to write it.
 
         Raises:
             NotEnoughBookiesError: too few bookies answer.
@@ -229,7 +230,7 @@ class LogClient:
             )
 
     async def require_recoverable(self, ledger_id: int) -> None:
-        """Check that enough bookies of a ledger answer to find its end. The ledger is not fenced.
+        """Check, without fencing a ledger, that enough of its bookies answer to find its end.
 
         Raises:
             NotEnoughBookiesError: too few bookies of the last ensemble answer.
@@ -249,7 +250,7 @@ class LogClient:
             )
 
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
-        """Return the quorum, digest and password for new ledgers of a log with this policy."""
+        """Return the shape of new ledgers of a log with this policy: quorum, digest, password."""
         assert policy.ensemble_size
         assert policy.write_quorum_size
         assert policy.ack_quorum_size
