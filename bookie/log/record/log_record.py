@@ -19,17 +19,17 @@ offset bytes meaning
 …      …     value: the rest
 ====== ===== ====================================================================
 
-A record with an empty key differs from a record without a key. Most records have only 16 bytes and
-the key before the value. Such a record is parsed with one `struct` call and two slices.
+A record with an empty key differs from a record without a key. Most records have only the fixed 16
+bytes and the key before the value. Such a record is parsed with one `struct` call and two slices.
 
 Version 1 can be read, but is no longer written. Its fixed part has 32 bytes, and contains all
 lengths and the sequence number.
 
 A **late** record has a smaller timestamp than a record before it. Every record contains the
-greatest timestamp so far, so a reader finds a time by binary search. **Control records** are for
-writers; readers skip them (:mod:`bookie.log.record.producers`). While a writer keeps the sequence
-numbers of producers, each record has flag 16, which says that the same ledger has an earlier
-control record.
+greatest timestamp so far, so a reader finds a time by binary search. A **control record** is for
+the next writer of the partition; readers skip it (:mod:`bookie.log.record.producers`). While a
+writer knows producers, each of its ledgers has a control record, and the records after the control
+record have flag 16.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Producer(NamedTuple):
-    """The producer and the number of a record. They show if the record is sent again."""
+    """A producer's id and number for a record; a record that is sent again has the same two."""
 
     producer_id: str
     sequence: int
@@ -73,7 +73,7 @@ class Producer(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """The place of a record. Only `offset` gives the order of a partition's records."""
+    """The place of a record. To order records of a partition, compare only their `offset`."""
 
     ledger_id: int
     entry_id: int
@@ -82,7 +82,7 @@ class LogPosition(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """One record of a log. Records are tuples for speed: a reader makes one for each entry."""
+    """One record of a log; a tuple, because tuples are made fast."""
 
     timestamp_ms: int
     value: bytes
@@ -115,7 +115,7 @@ def encode_log_record(
     record's own timestamp, the record's own timestamp is used.
 
     Raises:
-        BadRequestError: a number, a name or a length does not fit its field, or is of another type.
+        BadRequestError: a part of the record does not fit its field, or is of another type.
     """
     timestamp_ms, value, key, headers, producer = record[:5]
     flags = (_IS_CONTROL if is_control else 0) | (FOLLOWS_CONTROL if follows_control else 0)
@@ -142,7 +142,7 @@ def encode_log_record(
 
 
 def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
-    """Return the error for a record that cannot be encoded, with the reason."""
+    """Return the error for a record that cannot be encoded; it names the wrong part."""
     parts: tuple[Any, ...] = record[:5]
     timestamp_ms, value, key, headers, producer = parts
     wrong = str(error)
@@ -181,15 +181,15 @@ def is_control(data: BytesLike) -> bool:
 
 
 def follows_control(data: BytesLike) -> bool:
-    """True if this record is a control record, or if its ledger has an earlier control record."""
+    """True if the record `data` is a control record, or its ledger has an earlier one."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
 def greatest_timestamp_ms(data: BytesLike) -> int:
-    """Return the greatest timestamp of all records up to and including the one in `data`.
+    """Return the greatest timestamp of all records up to and including the record `data`.
 
     Raises:
-        FormatError: `data` is not a log record.
+        FormatError: `data` is too short for a log record. Nothing else is checked.
     """
     data = _from_version_1(data)
     late = len(data) > 1 and data[1] & IS_LATE
@@ -201,12 +201,12 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """Return the record with a greatest timestamp of at least `greatest_ms`.
+    """Return the record `data` with its greatest timestamp raised to at least `greatest_ms`.
 
     The result is at most 8 bytes longer than `data`.
 
     Raises:
-        FormatError: `data` is not a log record.
+        FormatError: `data` is too short for a log record. Nothing else is checked.
     """
     if greatest_timestamp_ms(data) >= greatest_ms:
         return data
@@ -224,7 +224,7 @@ def decode_log_record(
     offset: int = -1,
     partition: int = 0,
 ) -> LogRecord:
-    """Decode `data`, the payload of an entry. The other arguments are the entry's position.
+    """Return the record in `data`, an entry's payload; the other arguments are its position.
 
     Raises:
         FormatError: `data` is not a log record, is damaged, or has a newer version.
@@ -301,7 +301,7 @@ def _from_version_1(data: BytesLike) -> BytesLike:
 
 
 def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
-    """Decode the producer whose bytes begin at `at`; return the producer and the place after it."""
+    """Decode the producer at index `at` of `data`; return the producer and the index after it."""
     id_at = at + _PRODUCER.size
     if id_at > len(data):
         raise _too_short(data, id_at)
@@ -318,8 +318,8 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
     """Encode the headers of a record as bytes; return empty bytes if there are no headers.
 
     Raises:
-        struct.error, UnicodeEncodeError, AttributeError: a name is too long, or is no text.
-        TypeError: `headers` is no mapping, or a value is not bytes.
+        struct.error, UnicodeEncodeError, AttributeError, TypeError: `headers` is no mapping, or a
+            name or a value is too long or of another type.
     """
     if not headers:
         if not isinstance(headers, Mapping):
@@ -334,7 +334,7 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
 
 
 def _decode_headers(data: BytesLike, at: int, count: int) -> tuple[dict[str, bytes], int]:
-    """Decode the headers whose bytes begin at `at`; return the headers and the place after them."""
+    """Decode the headers at index `at` of `data`; return the headers and the index after them."""
     first_at = at + _HEADERS.size
     if first_at > len(data):
         raise _too_short(data, first_at)

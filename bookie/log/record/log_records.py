@@ -1,8 +1,8 @@
-"""Decode many log records at once, and encode the first bytes of many, both by NumPy.
+"""Decode many log records at once, or encode the first bytes of many log records, by NumPy.
 
-Most batches contain only plain records, without headers and without a producer. Reading a batch of
-plain records takes a few C calls, and each `LogRecord` is made only when it is accessed. The module
-:mod:`bookie.log.record.log_record` describes the bytes.
+Most batches contain only plain records: records without headers and without a producer. A batch of
+plain records is decoded by a few C calls, and each `LogRecord` is made only when it is accessed.
+The module :mod:`bookie.log.record.log_record` describes the bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LATE_SIZE_BYTES = 8
 
 
 class RecordStarts(NamedTuple):
-    """The first bytes of records without a producer. The caller appends key, headers and value."""
+    """The encoded bytes of records up to their keys. The caller adds keys, headers and values."""
 
     fixed: bytes
     """The fixed parts of all records, `FIXED_SIZE_BYTES` for each record."""
@@ -63,11 +63,11 @@ def record_starts(
     key_lengths: NDArray[np.int64],
     header_counts: NDArray[np.int64],
 ) -> RecordStarts:
-    """Encode the first bytes of records; `greatest_ms` is the greatest timestamp before them.
+    """Encode the bytes up to the keys of records without a producer.
 
-    Each array has one element for each record, and must not be empty. A record without a key
-    has the key length 0. The caller must ensure that a number of headers fits into 16 bits, and a
-    key length into 32 bits.
+    `greatest_ms` is the greatest timestamp before these records. Each array has one element for
+    each record, and must not be empty. A record without a key has the key length 0. The caller must
+    ensure that each number of headers fits into 16 bits, and each key length into 32 bits.
     """
     greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
     is_late = greatest > timestamps_ms
@@ -82,9 +82,9 @@ def record_starts(
 
 
 class RecordColumns(NamedTuple):
-    """Consecutive records without headers and without producers, all in one piece of memory.
+    """Consecutive plain records in one piece of memory, and the places of their parts.
 
-    Each array has one element for each record. A key ends at the place where the value begins.
+    Each array has one element for each record. A record's key ends where its value begins.
     """
 
     data: BytesLike
@@ -104,9 +104,10 @@ class RecordColumns(NamedTuple):
 def record_columns(
     data: BytesLike, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> RecordColumns | None:
-    """Return the columns of plain records; None if any record is damaged or not plain.
+    """Return the columns of plain records; None if there is no record, or one is not plain.
 
-    Records that are not plain are control records, and records with headers or a producer.
+    A record is not plain if it has headers, a producer or another version, is a control record, or
+    is damaged.
     """
     if not len(starts) or int((ends - starts).min()) < FIXED_SIZE_BYTES:
         return None
@@ -142,7 +143,7 @@ _value_of = itemgetter(slice(FIXED_SIZE_BYTES, None))
 
 
 class PlainRecords(Sequence[LogRecord]):
-    """Consecutive plain records. The object for a record is made only when it is accessed."""
+    """Consecutive plain records; each `LogRecord` is made only when it is accessed."""
 
     __slots__ = ("columns", "first", "payloads")
 
@@ -230,10 +231,12 @@ class PlainRecords(Sequence[LogRecord]):
 
 
 def decode_log_records(entries: Entries, first: LogPosition) -> Sequence[LogRecord]:
-    """Decode the records in consecutive entries from `first` on; leave out control records.
+    """Return the records in `entries`, without control records.
+
+    `first` is the position of the first entry; the other entries follow it.
 
     Raises:
-        FormatError: an entry is not a log record, damaged, or of a newer version.
+        FormatError: an entry is not a log record, is damaged, or has a newer version.
     """
     payloads = entries.payloads
     columns = record_columns(*entries.located())

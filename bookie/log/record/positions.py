@@ -35,7 +35,7 @@ class LogPositions(Sequence[LogPosition]):
 
     @classmethod
     def of(cls, positions: Iterable[LogPosition]) -> LogPositions:
-        """Collect `positions`, which may be in several partitions."""
+        """Return `positions`, which may be in several partitions, as `LogPositions`."""
         return cls(PositionRun(*one[:3], 1, one.partition) for one in positions)
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
-"""The idempotent producers of a partition: their known sequence numbers, and snapshots of these.
+"""The idempotent producers of a partition: their sequence numbers, and snapshots of the numbers.
 
-A producer numbers its records. The producer sends a record again if it does not know the outcome of
-the first append. For a repeated record, the partition's writer returns the position of the first
-append. The writer remembers at least the last `WINDOW_SEQUENCES` numbers of a producer. Above
-`PRODUCERS_MAX` producers or `RUNS_MAX` runs, it forgets the producers whose last append is oldest.
+A producer numbers its records. If the outcome of an append is unknown, the producer sends the
+record again. For a record that was already appended, the partition's writer returns the position of
+the first append. The writer remembers at least the last `WINDOW_SEQUENCES` numbers of a producer.
+If there are more than `PRODUCERS_MAX` producers or `RUNS_MAX` runs, the writer forgets the
+producers whose last append is oldest.
 
-A snapshot is the value of a control record in the log. The value is canonical JSON
-(:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
+A snapshot contains the producers that a writer knows. It is the value of a control record in the
+log: canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
 
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 
@@ -79,7 +80,7 @@ class ProducerWindows:
     """The known sequence numbers of the producers of one partition."""
 
     def __init__(self, known: Mapping[str, list[SequenceRun]] | None = None) -> None:
-        """`known` are the numbers that an earlier writer knew, least recent producer first."""
+        """`known` has the sequence numbers from an earlier writer, least recent producer first."""
         self._runs = {name: list(runs) for name, runs in (known or {}).items() if runs}
         self._count = sum(map(len, self._runs.values()))
 
@@ -87,7 +88,7 @@ class ProducerWindows:
         return bool(self._runs)
 
     def state(self) -> Mapping[str, list[SequenceRun]]:
-        """Return the known sequence numbers, from which a snapshot is made."""
+        """Return the known sequence numbers of each producer, as `encode_producers` takes them."""
         return self._runs
 
     def last_sequence(self, producer_id: str) -> int:
@@ -99,7 +100,7 @@ class ProducerWindows:
         """Return the position of a record's first append; None if the record is new.
 
         Raises:
-            DuplicateRecordError: the number is older than the window, or the producer skipped it.
+            DuplicateRecordError: the number is too old to be remembered, or was never used.
         """
         producer_id, sequence = producer
         if sequence > self.last_sequence(producer_id):
@@ -120,7 +121,7 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """Note the positions of `length` records. `producer` and `at` belong to the first one.
+        """Note the positions of `length` records; `producer` and `at` are those of the first one.
 
         The numbers must be greater than all known numbers of the producer.
         """

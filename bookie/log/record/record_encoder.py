@@ -30,7 +30,7 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 class NewRecord(NamedTuple):
-    """A record to append. Without a timestamp, the record gets the time of the append."""
+    """A record to append. If `timestamp_ms` is None, the record gets the time of the append."""
 
     value: bytes
     key: bytes | None = None
@@ -41,8 +41,8 @@ class NewRecord(NamedTuple):
 class LatestTime:
     """The latest time that a record may have: the present time plus `ahead_seconds` of the policy.
 
-    The present time is the wall clock's time when it was last compared, plus the time that the
-    monotonic clock has measured since then.
+    Here, the present time is computed from the last comparison of the wall clock: its time then,
+    plus the seconds of the monotonic clock since then. Without `ahead_seconds`, any time is valid.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
@@ -63,12 +63,12 @@ class LatestTime:
         return self._clock.now_ms() - 1000 * self._clock.monotonic()
 
     def require(self, timestamp_ms: int) -> None:
-        """Refuse `timestamp_ms` if it is later than the latest time.
+        """Check that `timestamp_ms` is not later than the latest time.
 
         Raises:
             BadRequestError: the timestamp is later.
-            ClockError: the wall clock has moved since its comparison; compare the clock and try
-                again.
+            ClockError: the timestamp is later, and the wall clock was set since its last
+                comparison. Compare the clock and try again.
         """
         if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
             drift_ms = self._offset_ms() - self._base_ms + 1000 * self._ahead_seconds
@@ -86,7 +86,7 @@ class LatestTime:
 
 
 class RecordEncoder:
-    """Encodes the records of one partition in order. A call that fails changes no state."""
+    """Encodes the records of one partition in order. If a call fails, it has encoded no record."""
 
     def __init__(
         self,
@@ -113,8 +113,9 @@ class RecordEncoder:
         `producer` has the first record's number; the other records have the numbers that follow.
 
         Raises:
-            BadRequestError: a record does not fit into an entry, a field is of the wrong kind, or a
-                time is too far ahead; no record counts as encoded.
+            BadRequestError: a record does not fit into an entry, a field is of the wrong type, or a
+                timestamp is too far ahead.
+            ClockError: the wall clock must be compared first (`LatestTime.require`).
         """
         if producer is not None or list(map(type, records)).count(bytes) != len(records):
             return self._encode_each([as_record(one) for one in records], producer)
@@ -161,17 +162,20 @@ class RecordEncoder:
     # -- snapshots of producers --------------------------------------------------------------------
 
     def begin_ledger(self) -> None:
-        """Note that the next records go to a new ledger, which needs its own snapshot."""
+        """Note that the next records go to a new ledger, so a new snapshot is due.
+
+        The creator of the ledger must have compared the wall clock.
+        """
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
         self.latest.compared()
 
     @property
     def is_snapshot_due(self) -> bool:
-        """True if a snapshot must be written before the records that were encoded last."""
+        """True if a snapshot must be appended before the records that were encoded last."""
         return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
 
     def snapshot(self) -> NewEntries:
-        """Return the entry of a control record with a snapshot of the known producers."""
+        """Return a control record with a snapshot of the known producers, encoded as an entry."""
         self._entries_since_snapshot = 0
         at_ms = min(self._greatest_ms, self._clock.now_ms())
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
@@ -180,7 +184,7 @@ class RecordEncoder:
 
 
 def checked_records(records: object) -> list[Payload | NewRecord]:
-    """Return the records as a list. Each record is checked only when it is encoded.
+    """Return `records` as a list, without checking each record.
 
     Raises:
         BadRequestError: `records` is a single value, or not iterable.
@@ -194,7 +198,7 @@ def checked_records(records: object) -> list[Payload | NewRecord]:
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:
-    """Return the record itself, or a new record that has only the given value."""
+    """Return `given` if it is a record; else return a record with this value only."""
     return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
 
 
