@@ -45,7 +45,7 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names. Repeat this until the head does not change.
+    """Delete the ledgers that the chain names, again and again until the head no longer changes.
 
     Open ledgers are closed first, so that the owner cannot append to a deleted ledger.
     """
@@ -63,7 +63,7 @@ async def _delete_ledgers(
 
 
 async def _end_writer(client: LogClient, ledger_id: int) -> None:
-    """Fence and close a ledger. If this fails or takes too long, the deletion continues."""
+    """Fence and close a ledger, for at most `FENCE_SECONDS_MAX`. Ignore a failure."""
     with suppress(BookieError, TimeoutError):
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             await client.ledgers.close_for_deletion(ledger_id)

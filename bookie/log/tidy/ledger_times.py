@@ -1,7 +1,7 @@
 """The creation times of a log's ledgers, which limit the possible times of its records.
 
 A record is appended after its ledger was created, and before the next ledger of the partition is
-added. So the creation time of the record's ledger is a lower bound of the record's time. The
+added. So the creation time of the record's ledger is a lower bound of the record's time, and the
 creation time of the next ledger is an upper bound.
 
 A wrong lower bound only keeps records for longer, so every creation time may be a lower bound. A
@@ -41,11 +41,11 @@ class LedgerTimes:
         self._created: dict[int, Creation | None] = {}
 
     async def created(self, ledger_id: int) -> Creation | None:
-        """Return the creation of a ledger; None if the ledger is deleted or the time is unknown.
+        """Return the creation time of a ledger; None if it is unknown or the ledger was deleted.
 
         Raises:
             MetadataError: the metadata store failed.
-            FormatError: the ledger cannot be read.
+            FormatError: the metadata of the ledger cannot be read.
         """
         if ledger_id not in self._created:
             try:
@@ -57,16 +57,20 @@ class LedgerTimes:
         return self._created[ledger_id]
 
     async def latest_ms(self, ranges: Iterable[LogRange]) -> int:
-        """Return the newest creation time of the ranges' ledgers; -1 if any time is not tagged."""
+        """Return the newest creation time of the ranges' ledgers, in ms since 1970.
+
+        The result is -1 if the creation time of any of these ledgers is unknown or has no tag.
+        """
         found = [await self.created(one.ledger_id) for one in ranges]
         if any(one is None or not one.is_compared for one in found):
             return -1
         return max(one.ms for one in found if one is not None)
 
     async def end_ms(self, one: LogRange, after: Sequence[LogRange], keep_from_ms: int) -> int:
-        """Return the end time of a closed range, exact enough to decide if the range is kept.
+        """Return the end time of the closed range `one`, corrected by creation times of ledgers.
 
-        `after` are later ranges than `one`, in order. Raises the errors of `created`.
+        Only creation times that may move the end time past `keep_from_ms` are read. `after` has
+        later ranges of the partition, in order. Raises the errors of `created`.
         """
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"

@@ -3,21 +3,21 @@
 ============================== ==================================================================
 rule                           why
 ============================== ==================================================================
-only whole ranges, from the    a chain has no holes, and a ledger is deleted as a whole
-first one on
+only whole ranges are deleted, a chain has no holes, and a ledger is deleted as a whole
+from the first range on
 an open range stays            its end is not known
 at least `keep_bytes` are kept the policy sets this size
-a range stays if it ends at    a range goes when its last record is old enough; if the policy has a
-`keep_from_ms` or later        size and a time, a range has to be beyond both
-a record is not older than its a writer may give any time, and clocks may be wrong; a young ledger
-ledger                         stays
-a record is at most a day      microseconds given as milliseconds would keep a log for ever, because
-newer than the next ledger     times in a chain never decrease; the creator of that ledger must have
-                               compared its clock
-a range stays if it ends       a protected cursor has not consumed it
-behind `keep_from_offset`
-nothing goes without a size    a policy that sets no limit keeps everything
-and a time
+a range stays if it ends at    the last record of the range is not old enough; if the policy has a
+`keep_from_ms` or later        size and a time, a range is deleted only if both allow it
+a record counts as not older   a writer may give any timestamp, and clocks may be wrong; a young
+than its ledger                ledger must stay
+a record counts as at most a   a timestamp in microseconds by mistake would keep a log for ever,
+day newer than the next ledger because times in a chain never decrease; the creator of the next
+                               ledger must have compared its clock
+a range stays if it ends after a protected cursor has not consumed the range
+`keep_from_offset`
+if the policy has neither size a policy without a limit keeps all records
+nor time, all ranges stay
 ============================== ==================================================================
 """
 
@@ -70,10 +70,11 @@ def limits_of(
 
 
 def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
-    """Limit the end time of a range by the creation times of two ledgers.
+    """Return the end time of a range, limited by the creation times of two ledgers.
 
-    `created_ms` is the creation time of the range's ledger. `next_created_ms` is that of a ledger
-    of a later range. None means that the time is unknown.
+    `created_ms` is the creation time of the range's ledger. `next_created_ms` is the creation time
+    of the ledger of a later range. None means that a time is unknown. If `created_ms` is None, the
+    result is `end_ms`.
     """
     if created_ms is not None:
         end_ms = max(end_ms, created_ms)
@@ -83,7 +84,7 @@ def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int |
 
 
 def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:
-    """Return how many of the first `ranges` may be deleted.
+    """Return the number of ranges at the beginning of `ranges` that may be deleted.
 
     `total_bytes` is the size of `ranges` and of all ranges that follow them.
     """

@@ -1,24 +1,23 @@
 """Sweep logs: finish the work that crashed processes left unfinished.
 
 ============================ =====================================================================
-left behind by               the sweep
+unfinished work              the sweep
 ============================ =====================================================================
-an interrupted deletion      continues it
-an interrupted truncation,   deletes ledgers that have the tags of a log and that no range names,
-compaction or takeover, or   and chunks that the head does not name
-an empty ledger
-a publisher that died        deletes its ledgers, unless a range names them
-an owner that crashed, or a  applies the retention of each partition; a live owner does the same,
-partition without an owner   and the head still names a dead one
+the deletion of a log        finishes the deletion
+a truncation, compaction or  deletes ledgers that have the tags of a log and that no range names,
+takeover; an empty ledger    and chunks that the head does not name
+a publisher died             deletes the publisher's ledgers that no range names
+retention, because an owner  applies the retention of each partition, even if a live owner applies
+crashed or there is none     it, too
 ============================ =====================================================================
 
-A sweep deletes only ledgers that are older than `older_than_seconds`, by default a day. A publisher
-begins no range in a ledger that is older than half a day, and should publish a range within half a
-day. The age of a ledger follows from the clock of its creator and the clock of the sweep. Both
-clocks were compared with the clocks of bookies (`clock_check`).
+A sweep deletes a ledger that no range names only if the ledger is older than `older_than_seconds`,
+by default a day. A publisher begins no range in a ledger that is older than half a day, and should
+publish a range within half a day. The age of a ledger follows from the clock of its creator and the
+clock of the sweep. Both clocks were compared with the clocks of bookies (`clock_check`).
 
-Safety does not depend on clocks: the publication of a range is refused if its ledger was deleted
-(:mod:`bookie.log.tidy.unnamed_ledgers`). Then the batch must be written again.
+Safety does not depend on clocks: if the ledger of a range was deleted, the publication of the range
+fails (:mod:`bookie.log.tidy.unnamed_ledgers`), and the batch must be written again.
 
 Any number of sweeps may run at the same time.
 """
@@ -46,7 +45,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class LogSweep:
-    """The result of a sweep. With `dry_run`, the result that a real sweep would have had."""
+    """The result of a sweep; with `dry_run`, the result that a sweep would have without it."""
 
     ledgers: list[int] = field(default_factory=list)
     """The ledgers that were deleted because no log names them."""
@@ -76,7 +75,7 @@ async def sweep_logs(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Tags:
-    """The log and partition that a ledger belongs to, according to its tags."""
+    """The log and partition to which a ledger belongs, according to the ledger's tags."""
 
     partition: LogPartition
     log_id: str
@@ -94,8 +93,7 @@ class _Sweep:
     async def run(self) -> None:
         """Finish deletions and apply retention, then delete old ledgers that no range names.
 
-        To delete ledgers, the sweep first lists all ledgers, and then reads the heads of their
-        partitions.
+        The sweep lists all ledgers before it reads the heads of their partitions.
         """
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
@@ -154,7 +152,7 @@ class _Sweep:
             self.done.truncated[partition] = start
 
     async def _candidates(self) -> dict[_Tags, list[int]]:
-        """Return those ledgers of logs that are old enough to be deleted, grouped by their tags."""
+        """Return the ledgers of logs that are old enough to be deleted, by their tags."""
         candidates: dict[_Tags, list[int]] = {}
         ledgers = self._client.ledgers.ledgers
         async for found in ledgers.list_readable(lambda _: None):

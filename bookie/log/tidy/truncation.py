@@ -1,4 +1,4 @@
-"""Truncate a partition: before an offset or a time, or as far as the log's retention allows.
+"""Truncate a partition: before an offset or a time, or as far as the retention allows.
 
 A truncation changes the head first, then deletes ledgers, and deletes chunks last. A crash between
 these steps leaves ledgers and chunks that no head names. A later sweep deletes such ledgers and
@@ -42,19 +42,19 @@ async def truncate(
     before: int | LogPosition | None = None,
     before_ms: int | None = None,
 ) -> int:
-    """Truncate a partition before an offset, a position or a time; return the first offset left.
+    """Truncate a partition before an offset, a position or a time; return the earliest offset.
 
-    When the call returns, no reader can read the truncated entries. A ledger is deleted only as a
+    After this call, a new iteration of a reader yields no truncated entry. A running iteration may
+    still yield truncated entries until it reads the head again. A ledger is deleted only as a
     whole, so a ledger with a later entry stays. `before_ms` is in ms since 1970: a range at the
     beginning of the partition is removed if all its records are older. An offset that was already
     truncated is no error.
 
     Raises:
         NoSuchLogError: there is no such log.
-        BadRequestError: not exactly one bound is given. Or the offset is after the last closed
-            range: roll the log first.
-        MetadataError: the metadata store failed; the partition may be truncated. Truncate again to
-            be sure.
+        BadRequestError: `before` and `before_ms` are both given, or both None. Or the offset is
+            after the last closed range: roll the log first.
+        MetadataError: unknown whether the partition was truncated; truncate again.
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
@@ -73,12 +73,13 @@ async def truncate(
 
 
 async def apply_retention(client: LogClient, partition: LogPartition) -> int:
-    """Truncate as far as the policy and protected cursors allow; return the first offset left.
+    """Truncate as far as the policy and protected cursors allow; return the earliest offset.
 
     Raises:
         NoSuchLogError: there is no such log.
-        MetadataError: the metadata store failed; the partition may be truncated.
-        FormatError: the chain or a cursor cannot be read; nothing was truncated.
+        MetadataError: unknown whether the partition was truncated.
+        FormatError: the chain or a cursor cannot be read. If only a later chunk cannot be read, the
+            partition may be truncated without the deletion of its ledgers.
         NotEnoughBookiesError: too few bookies told their time; nothing was truncated.
     """
     definition = await client.definition(partition.name)
@@ -105,7 +106,7 @@ async def truncate_as(
 ) -> int:
     """Truncate a partition before the offset that `choose` returns for its newest head.
 
-    Raises the errors of `truncate`.
+    Return the earliest offset. Raises the errors of `choose` and of `truncate`.
     """
     gone: list[LogRange] = []
     chunks: list[LogChunk] = []
@@ -162,10 +163,11 @@ async def expired_offset(
     """Return the first offset that `limits` keep.
 
     The call reads the chunks that may be deleted, and the next chunk. With `times`, creation times
-    of ledgers limit the end time of a range. Without `times`, only the timestamps of records count.
+    of ledgers limit the end time of a range. Without `times`, the end time of a range is the
+    greatest timestamp of its records.
 
     Raises:
-        BadVersionError: the head has changed meanwhile.
+        BadVersionError: a chunk was removed, because the head has changed.
         FormatError: a chunk is damaged or missing.
     """
     left = live_bytes(head)
@@ -189,7 +191,10 @@ async def _dated(
     limits: RetentionLimits,
     times: LedgerTimes,
 ) -> LogRange:
-    """Correct the end time of a range by creation times, unless another limit keeps the range."""
+    """Return a range with its end time corrected by creation times of ledgers.
+
+    If another limit keeps the range, return the range unchanged.
+    """
     if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
         return one
     return replace(one, end_ms=await times.end_ms(one, after, limits.keep_from_ms))
@@ -198,7 +203,7 @@ async def _dated(
 async def _neighbours(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
-    """Yield the ranges of a chain in order. Each comes with some of the ranges after it."""
+    """Yield each range of a chain in order, together with some of the ranges that follow it."""
     last: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
@@ -223,7 +228,7 @@ async def _links(
 async def _chunks_before(
     client: LogClient, partition: LogPartition, head: LogHead, offset: int
 ) -> list[LogChunk]:
-    """Return the oldest chunks, as far as they end at or before `offset`."""
+    """Return the oldest chunks: those that end at or before `offset`."""
     whole: list[LogChunk] = []
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await read_chunk(client, partition, head, number)

@@ -1,11 +1,11 @@
 """Delete ledgers of a partition that no range of the partition names.
 
-The deletion of a ledger may race with a publication of a range in that ledger. Each of the two may
-take effect late, because a request can arrive after its caller has stopped waiting. Two rules
-ensure that no head names a deleted ledger:
+A process may delete a ledger while another process publishes a range in that ledger. Each of the
+two requests may take effect after its caller has stopped waiting. Two rules ensure that no head
+names a deleted ledger:
 
 1. The transaction that deletes a ledger also writes the unchanged head, which gets a new version.
-   The transaction fails if the head has changed since the chain was searched.
+   The transaction fails if the head has changed since the search for ranges that name the ledger.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
 So a publication that read the head before the deletion fails, because the head has a new version. A
@@ -49,13 +49,13 @@ async def delete_unnamed(
 ) -> list[int]:
     """Delete those `ledger_ids` that no range of the partition names and that `may_go` accepts.
 
-    The deleted ledgers are returned in ascending order. It is no error if some ledgers are already
-    gone. After an error, some of the ledgers may be deleted; call again.
+    Return the deleted ledgers. Ledgers that do not exist are no error. After an error, some of the
+    ledgers may be deleted; call again.
 
     Raises:
         NoSuchLogError: the log was deleted.
         MetadataError: the metadata store failed.
-        FormatError: the chain cannot be read, so nothing was deleted.
+        FormatError: the chain cannot be read.
     """
     wanted = set(ledger_ids)
     deleted: list[int] = []
@@ -105,9 +105,9 @@ async def delete_ended(
 ) -> list[int]:
     """Delete the ledgers of closed ranges that left the chain; return the deleted ledger ids.
 
-    A ledger stays if another range names it, or if it is open. It also stays if it has entries
-    after the removed ranges, because its publisher may still publish them. A later sweep deletes
-    such ledgers, if no range names them.
+    A ledger stays if another range names it, or if it is open. A ledger also stays if it has
+    entries after the removed ranges, because a publisher may still publish these entries. A later
+    sweep deletes a ledger that stayed, when no range names it.
 
     Raises the errors of `delete_unnamed`.
     """
@@ -130,7 +130,7 @@ async def named_among(
     The call may read all chunks.
 
     Raises:
-        BadVersionError: the head has changed meanwhile.
+        BadVersionError: a chunk was removed, because the head has changed.
         FormatError: a chunk is damaged or missing.
     """
     looked_for = set(wanted)
@@ -150,8 +150,8 @@ async def read_chunk(
     """Read a chunk that `head` names.
 
     Raises:
-        BadVersionError: the chunk was removed meanwhile; read the head again.
-        FormatError: the chunk is damaged or missing.
+        BadVersionError: the chunk was removed, because the head has changed; read the head again.
+        FormatError: the chunk is damaged, or is missing although the newest head names it.
     """
     chunk = await client.logs.read_chunk(partition, number)
     if chunk is not None:
