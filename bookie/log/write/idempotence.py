@@ -23,7 +23,7 @@ Records = Sequence[Payload | NewRecord]
 
 
 class IdempotentAppends:
-    """The appends of idempotent producers to one partition. Producers number their records."""
+    """Appends records of idempotent producers, who number their records, to one partition."""
 
     def __init__(
         self, writer: PartitionWriter, windows: ProducerWindows, pool: BookiePool, partition: int
@@ -65,7 +65,7 @@ class IdempotentAppends:
         return LogPositions(runs)
 
     def _known(self, producer: Producer, count: int) -> int:
-        """Return how many of the `count` records were appended before, even if unconfirmed."""
+        """Return how many of the first of `count` records were appended before, or are pending."""
         producer_id, first = producer
         last = self._windows.last_sequence(producer_id)
         known = min(max(0, last - first + 1), count)
@@ -80,7 +80,7 @@ class IdempotentAppends:
     async def _runs_of(
         self, producer: Producer, known: int, before: list[asyncio.Task[None]]
     ) -> list[PositionRun]:
-        """Wait for the appends in `before`; return the positions of the first `known` records."""
+        """Wait for the appends `before`; return the positions of the producer's `known` records."""
         if before:
             await asyncio.wait(before)
         if self._writer.error is not None:

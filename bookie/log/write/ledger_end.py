@@ -21,11 +21,11 @@ READ_BACK_ENTRIES = 4096
 
 
 async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: bytes) -> LedgerEnd:
-    """Return the end of a closed ledger; this reads the ledger's last entry.
+    """Read the last entry of a closed ledger, and return the ledger's end.
 
     Raises:
         UnavailableError, CorruptionError: the entry could not be read.
-        FormatError: the entry is no record.
+        FormatError: the entry is too short for a record.
     """
     last = metadata.last_entry_id
     if last == NO_ENTRY:
@@ -43,7 +43,7 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
 async def check_last_record(
     ledgers: LedgerClient, ledger_id: int, base_offset: int, password: bytes
 ) -> bool:
-    """Decode the last known entry of a ledger without fencing; False if no entry is known.
+    """Check the last known entry of a ledger, without fencing; False if no entry is known.
 
     Raises:
         FormatError: the entry is no record, or a record of a newer version.
@@ -64,10 +64,10 @@ async def producers_of(
     """Return the producers that the writer of a closed ledger knew.
 
     The call reads the ledger backwards to its last snapshot of producers. If the last entry shows
-    that the ledger has no snapshot, only that entry is read.
+    that the ledger has no snapshot, the call reads only the last entry.
 
     Raises:
-        UnavailableError, CorruptionError: an entry could not be read.
+        NoSuchLedgerError, UnavailableError, CorruptionError: an entry could not be read.
         FormatError: an entry is no record.
     """
     if end.last_entry_id == NO_ENTRY:

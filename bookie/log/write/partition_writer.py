@@ -1,4 +1,4 @@
-"""The writer of one partition: it appends to the last ledger, and continues in new ledgers.
+"""The writer of one partition: it appends to the last ledger, and adds new ledgers.
 
 ::
 
@@ -9,15 +9,18 @@
 Only this one task changes the head, so changes never overlap:
 
 ======= ==========================================================================================
-roll    add a new ledger; hold appends until the old ledger's are confirmed; switch; close the old
+roll    the ledger is large or old enough: add a new ledger to the head; hold new appends until the
+        appends to the old ledger are confirmed; append to the new ledger from now on; close the old
         ledger, then its range
-mend    the ledger's writer has ended: hold appends; close the ledger. Its entries are confirmed.
-        Add a new ledger, append the other records again in order; go on
-close   hold appends until all are confirmed; close the ledger, then its range; leave
+mend    the ledger's writer has ended: hold new appends; add a new ledger to the head; close the
+        ledger, then its range, which confirms the ledger's entries; append the other records to the
+        new ledger, in the same order; accept new appends
+close   hold new appends until all appends are confirmed; close the ledger, then its range; remove
+        the owner from the head
 ======= ==========================================================================================
 
-At most one ledger has unconfirmed appends. So after a crash there is no gap before an acknowledged
-record. The order of appends is the order of records.
+At most one ledger has unconfirmed appends. So after a crash, no record is missing before an
+acknowledged record. Records have the order of their appends.
 """
 
 from __future__ import annotations
@@ -153,7 +156,7 @@ class PartitionWriter:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets if the present ledger does not fail."""
+        """The offset that the next entry gets if the present ledger does not fail."""
         return self._segment.base_offset + self._segment.writer.last_entry_id + 1
 
     @property
@@ -176,7 +179,10 @@ class PartitionWriter:
         producer: Producer | None = None,
         turn: Turn | None = None,
     ) -> LogPositions:
-        """Append records in order, as `LogWriter.append_many` does. `turn` is a reserved place."""
+        """Append records in order, as `LogWriter.append_many` does.
+
+        `turn` is the reserved place of this call in the order of appends, if there is one.
+        """
         if not records:
             self._require_here()
             self._require_open()
@@ -189,7 +195,11 @@ class PartitionWriter:
     async def roll(self) -> None:
         """Continue in a new ledger; return when the old ledger is closed.
 
+        If the present ledger is empty, nothing is done.
+
         Raises:
+            NotEnoughBookiesError, MetadataError: no ledger could be added; the writer continues.
+            LogFullError: the log's quota is used up; the writer continues.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         self._require_here()
@@ -200,10 +210,12 @@ class PartitionWriter:
         await waiter
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledger, and leave the partition without an owner.
+        """Confirm pending appends, close the ledger, and remove the owner from the head.
+
+        If the writer has already ended, nothing is done.
 
         Raises:
-            LogTakenOverError: another process owns the partition; nothing is left to close.
+            LogTakenOverError: another process owns the partition, and closes the ledger.
             UnavailableError, MetadataError: unknown whether the ledger is closed; the next owner
                 closes it.
         """
@@ -216,14 +228,14 @@ class PartitionWriter:
         await asyncio.shield(self._closing)
 
     def abandon(self) -> None:
-        """End at once, without closing ledgers. The next owner closes them."""
+        """End the writer at once, without closing its ledgers. The next owner closes them."""
         self._end(LogClosedError(f"the writer of {self.partition} was closed"))
         self._task.cancel()
 
     # -- appending ---------------------------------------------------------------------------------
 
     def turn(self) -> AbstractContextManager[Turn]:
-        """Reserve a place in the order of appends, for a call of `append` in the `with` block."""
+        """Reserve a place in the order of appends, for an `append` inside the `with` block."""
         self._require_here()
         return self._window.turn()
 
@@ -234,7 +246,7 @@ class PartitionWriter:
     async def admit(self, turn: Turn | None = None) -> None:
         """Wait until the in-flight window has room. Callers are admitted in the order of calls.
 
-        After this call, the caller must call `submit` or `turn_away` at once.
+        An admitted caller must call `submit` or `turn_away` at once.
         """
         self._require_here()
         if turn is not None or self._window.is_blocked:
@@ -246,7 +258,7 @@ class PartitionWriter:
             raise
 
     def turn_away(self) -> None:
-        """Append nothing after `admit`, and admit the next caller."""
+        """Give an admission back without an append, and admit the next caller."""
         self._window.take(0, 0)
 
     def _require_open(self) -> None:
@@ -277,7 +289,7 @@ class PartitionWriter:
         """Append records after `admit`. `producer` gives the number of the first record.
 
         Raises:
-            BadRequestError: a record cannot be encoded; no record was appended.
+            BadRequestError, ClockError: a record cannot be encoded; no record was appended.
         """
         try:
             entries = self._encoder.encode_many(records, producer)
@@ -297,7 +309,7 @@ class PartitionWriter:
         return appended
 
     def _send(self, appended: Unconfirmed) -> None:
-        """Send the remaining entries. If the ledger's writer has ended, `appended.future` fails."""
+        """Send `appended.entries`. If the ledger's writer has ended, `appended.future` fails."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
@@ -333,7 +345,7 @@ class PartitionWriter:
             self._window.give_back(appended.count, appended.size_bytes)
 
     async def _mend_soon(self) -> None:
-        """Wait until a new ledger replaces the failed one, or the writer has ended."""
+        """Wait until a new ledger replaces the failed ledger, or this writer has ended."""
         if self._mended is None:
             self._mended = self._loop.create_future()
             self._wake.set()
@@ -442,7 +454,7 @@ class PartitionWriter:
             self._wake.set()
 
     async def _keep_house(self) -> None:
-        """Apply the log's retention, and read the present size of the partition."""
+        """Apply the log's retention, and read the present size of the partition; log failures."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         try:
             await apply_retention(self._client, self.partition)
@@ -469,7 +481,7 @@ class PartitionWriter:
             await writer.flush()
 
     async def _add_next(self) -> None:
-        """Create a ledger and add it to the chain. After a failure, a second call continues."""
+        """Create a ledger and add it to the head; after a failure, another call continues this."""
         if self._created is None:
             self._created = await self._create()
         created = self._created
@@ -515,7 +527,7 @@ class PartitionWriter:
         """Continue in a new ledger after the writer of the present ledger has ended.
 
         Raises:
-            NotPermittedError: the caller's roles permit no appends; a new ledger does not help.
+            NotPermittedError: the client's roles permit no appends, to a new ledger either.
         """
         if isinstance(self._segment.writer.failure, NotPermittedError):
             raise fresh(self._segment.writer.failure)
@@ -547,7 +559,7 @@ class PartitionWriter:
         self._wake.set()
 
     def _append_again(self, broken: Segment, last_entry_id: int) -> None:
-        """Append to the new ledger, in order, those records that the closed ledger lacks."""
+        """Append the unconfirmed records that are not in the closed ledger to the new ledger."""
         waiting = [one for one in self._unconfirmed if one.segment is broken]
         for one in waiting:
             one.keep(last_entry_id)
@@ -565,7 +577,7 @@ class PartitionWriter:
         """Close a ledger and return its end. If another process fenced the ledger, recover it.
 
         Raises:
-            LogTakenOverError: another owner has the partition, and may have removed the ledger.
+            LogTakenOverError: another owner has the partition, and may have deleted the ledger.
             LogClosedError: the ledger was deleted.
         """
         try:
@@ -588,7 +600,9 @@ class PartitionWriter:
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `attempt` while the store or bookies do not answer, up to `patience_seconds`.
+        """Return the result of `attempt`; repeat it while the store or bookies do not answer.
+
+        After `patience_seconds`, the last error is raised.
 
         Raises:
             LogTakenOverError: another process owns the partition.
@@ -605,7 +619,7 @@ class PartitionWriter:
     # -- ledgers that take nothing -----------------------------------------------------------------
 
     def _require_progress(self) -> None:
-        """If entries wait for confirmation, check that they do not wait for too long.
+        """Check that unconfirmed entries do not wait for longer than `patience_seconds`.
 
         Raises:
             NotEnoughBookiesError: no entry was confirmed for `patience_seconds`.
@@ -621,7 +635,7 @@ class PartitionWriter:
                 )
 
     async def _until_answers(self, broken: Segment) -> None:
-        """If `broken` confirmed no entry, wait until enough bookies answer for a new ledger.
+        """If `broken` confirmed no entry, wait until enough bookies for a new ledger answer.
 
         Raises:
             NotEnoughBookiesError: too few bookies answered for `patience_seconds`.
@@ -662,7 +676,7 @@ class PartitionWriter:
         self._end(ClientClosedError("the client was closed while a log was open"))
 
     def _end(self, error: BookieError) -> None:
-        """Refuse further appends. Waiting appends raise `error`; their outcome is unknown."""
+        """End the writer: all appends raise `error`. The outcome of waiting appends is unknown."""
         if self._error is not None:
             return
         self._error = fresh(error)

@@ -1,7 +1,7 @@
 """Become the owner of a partition: claim it, fence and close its open ledgers, add a ledger.
 
-If several processes open a partition at once, each new owner replaces the previous one. A process
-that lost the partition during its takeover pauses and tries again. The pauses double and have
+If several processes open a partition at once, each new owner replaces the previous owner. A process
+that loses the partition during its takeover pauses and tries again. The pauses double and have
 jitter, so that finally one process succeeds.
 """
 
@@ -67,18 +67,20 @@ class WriterOptions:
 async def take_over(
     client: LogClient, partition: LogPartition, definition: LogDefinition, options: WriterOptions
 ) -> Ownership:
-    """Take `partition` from its present owner, if any. Accept no appends before this call returns.
+    """Take `partition` from its present owner, if any; return the state for the new owner.
 
     The call waits for bookies, up to `patience_seconds`. The present owner continues until enough
     bookies have answered.
 
     Raises:
-        LogTakenOverError: for `patience_seconds`, other processes took the partition each time.
+        LogTakenOverError: each attempt within `patience_seconds` lost to another process.
+        UnauthorizedError: the password is wrong; the present owner continues.
         NoSuchLogError: the log was deleted.
-        NoSuchLedgerError: one of the partition's last ledgers is gone.
+        NoSuchLedgerError: one of the partition's last ledgers does not exist.
+        FormatError: this program cannot read the last records.
         NotEnoughBookiesError: for `patience_seconds`, too few bookies for a new ledger answered.
         LedgerRecoveryError: for `patience_seconds`, too few bookies told where a ledger ends.
-        ClockError: the clock of this machine contradicts all bookies.
+        ClockError: the clock of this machine contradicts the clocks of all bookies.
         MetadataError: the metadata store failed.
     """
     deadline = asyncio.get_running_loop().time() + options.patience_seconds
@@ -111,7 +113,8 @@ class _Takeover:
         """Perform the steps of the takeover in order.
 
         Raises:
-            LogTakenOverError: another process was faster; nothing is left over.
+            LogTakenOverError: another process was faster. This attempt's new ledger was deleted, or
+                the new owner closes it.
         """
         found = await self._client.logs.read_latest_head(self._partition, self._log_id)
         for one in found.value.ranges[-1:]:
@@ -141,7 +144,7 @@ class _Takeover:
         return ownership
 
     async def _check_password(self, found: Versioned[LogHead], last: LogRange) -> None:
-        """Check the password first, because a wrong password must not disturb the present owner."""
+        """Check the password before the takeover, so that a wrong one does not end the owner."""
         try:
             await self._client.ledgers.check_password(last.ledger_id, self._options.password)
         except NoSuchLedgerError:
@@ -154,7 +157,7 @@ class _Takeover:
                 raise
 
     async def _check_records(self, head: LogHead) -> None:
-        """Check that this program can read the newest records, before the owner is disturbed."""
+        """Check that this program can read the newest records, before it ends the present owner."""
         for one in reversed(head.ranges[-2:]):
             # If bookies do not answer, later steps of the takeover decide.
             with suppress(UnavailableError, LedgerError):
@@ -249,7 +252,7 @@ class _Takeover:
             return ProducerWindows()  # a truncation has just deleted it
 
     async def _prepare(self, head: LogHead) -> WriterHandle:
-        """Create a ledger for the new owner. Before that, check that enough bookies answer."""
+        """Check that enough bookies answer, then create a ledger for the new owner."""
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
         await self._client.require_answers(shape)
@@ -261,10 +264,10 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a new ledger that its creator cannot use, for example after a takeover by another.
+    """Delete a new ledger that its creator cannot use, for example after another takeover.
 
     If the head may name the ledger, the ledger stays, and the new owner closes it. If the deletion
-    fails, a sweep of logs finds the ledger by its tags.
+    fails, a later sweep deletes the ledger.
     """
     writer.abandon()
     if keeper is not None and keeper.may_name(writer.ledger_id):
@@ -273,7 +276,7 @@ async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | 
 
 
 async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
-    """Delete the empty ledgers in `ends`. The chain must not name them any more."""
+    """Delete the empty ledgers in `ends`, which the chain must no longer name."""
     for end in ends:
         if end.last_entry_id == NO_ENTRY:
             await _delete(client, end.ledger_id)

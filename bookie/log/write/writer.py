@@ -24,13 +24,13 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 class LogWriter:
-    """Appends to a log as the log's only writer. `BookKeeper.open_log` makes a writer.
+    """Appends to a log as the log's only writer. Create a writer by `BookKeeper.open_log`.
 
     When an append returns, its record is durable on the ack quorum. Readers see the record a moment
     later. If the process is killed before readers see the record, the next owner of the log makes
-    it readable. Appends may be concurrent. Within a partition, the order of the calls is the order
-    of the records. The writer continues in another ledger when bookies fail or when a ledger is
-    large.
+    the record readable. Several tasks may append at once. Within a partition, the records have the
+    order of the calls. If bookies fail, or a ledger is large or old, the writer continues in
+    another ledger.
 
     The writer ends when another process opens the log: from then on, appends raise
     LogTakenOverError. A writer that is dropped without `close` causes a ResourceWarning, and owns
@@ -71,12 +71,12 @@ class LogWriter:
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition refuses records; None while all partitions accept them."""
+        """The error that ended the writer of a partition; None while no writer has ended."""
         errors = [one.error for one in self._partitions.values()]
         return next((error for error in errors if error is not None), None)
 
     def next_offset(self, partition: int | None = None) -> int:
-        """The offset that the next record of a partition would get now."""
+        """Return the offset that the next entry of a partition would get now."""
         return self._one(partition).next_offset
 
     def epoch(self, partition: int | None = None) -> int:
@@ -95,7 +95,7 @@ class LogWriter:
     ) -> LogPosition:
         """Append one record; return its position when it is durable on the ack quorum.
 
-        A cancelled caller stops waiting, but the record may still be written.
+        If the call is cancelled, the record may still be appended.
 
         Args:
             value: the record's bytes.
@@ -113,7 +113,7 @@ class LogWriter:
         Raises:
             BadRequestError: an argument is wrong; nothing was appended.
             LogFullError: the log's quota is used up; nothing was appended.
-            DuplicateRecordError: the number is too old; nothing was appended.
+            DuplicateRecordError: the producer's number is too old; nothing was appended.
             LogTakenOverError: another process owns the partition. With this and every error below,
                 the outcome is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.
@@ -177,10 +177,14 @@ class LogWriter:
         return LogPositions.of(positions[index] for index in range(len(whole)))
 
     async def roll(self) -> None:
-        """Continue in a new ledger in each partition. During the roll, appends are accepted.
+        """Continue in a new ledger in each partition whose ledger is not empty.
+
+        Appends are accepted meanwhile.
 
         Raises:
-            NotEnoughBookiesError: too few bookies for a new ledger; the writer keeps the old one.
+            NotEnoughBookiesError, MetadataError: no ledger could be added in a partition; its
+                writer continues in the old ledger.
+            LogFullError: the log's quota is used up in a partition.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         await gather(one.roll() for one in self._partitions.values())
@@ -188,12 +192,12 @@ class LogWriter:
     async def close(self) -> None:
         """Confirm pending appends, close the ledgers, and release the log.
 
-        A repeated call is no error.
+        A second call is no error. Partitions whose writer has already ended are skipped.
 
         Raises:
-            LogTakenOverError: another process owns a partition.
+            LogTakenOverError: another process took a partition during this call.
             UnavailableError, MetadataError: unknown whether all ledgers are closed; the next owner
-                closes the rest.
+                closes open ledgers.
         """
         await gather(one.close() for one in self._partitions.values())
 
@@ -238,7 +242,7 @@ class LogWriter:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return a key's partition: the key's CRC32C, modulo the fixed number of partitions."""
+    """Return a key's partition: the key's CRC32C, modulo the number of partitions."""
     return crc32c(key) % partitions
 
 
