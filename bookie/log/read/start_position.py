@@ -237,7 +237,7 @@ async def _find_time(
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:
-    """Return the first entry with a greatest timestamp of `timestamp_ms` or later; else last + 1."""
+    """Return the first entry whose greatest timestamp is `timestamp_ms` or later; or last + 1."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2
