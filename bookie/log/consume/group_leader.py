@@ -176,7 +176,7 @@ class DefinitionWatch:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, prefixes: Collection[str]) -> None:
-        """Watch the keys below `prefixes`, and stop all other watches."""
+        """Watch the keys at or below each of `prefixes`, and stop all other watches."""
         for prefix in self._watches.keys() - set(prefixes):
             self._watches.pop(prefix).cancel()
         for prefix in prefixes:
