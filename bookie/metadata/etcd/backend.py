@@ -11,7 +11,7 @@ This store differs from the store in memory:
 - Records have no times: etcd lacks them.
 - A take-over by another session counts as a change of the record, so `first_version` is False.
 - The servers round a session's timeout up to whole seconds, and to their election timeout. This
-  process gives the session up earlier, after the requested timeout.
+  process treats the session as lost earlier, within the requested timeout.
 - There is no access control by record: etcd's users have rights on ranges of keys.
 """
 
@@ -191,13 +191,13 @@ class EtcdStore(MetadataStore):
         return any(read.response_range.kvs for read in response.responses)
 
     async def get_children(self, key: str) -> list[str]:
-        """List the children as of one revision, if etcd keeps that revision long enough."""
+        """List the children as of one revision; as of several if etcd compacts it meanwhile."""
         check_prefix(key)
         self._require_open()
         return await child_names(self._client, self._scope, key)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """Yield the records as of one revision, if etcd keeps that revision long enough."""
+        """Yield the records as of one revision; as of several if etcd compacts it meanwhile."""
         check_listing(key, after)
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
@@ -227,13 +227,13 @@ class EtcdStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """Only require an open store: reads always show the last commit of any process."""
+        """Only check that the store is open, because reads always show the last commit."""
         self._require_open()
 
     # ---- writes
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Commit as `MetadataStore` says; on return, a majority of etcd has the commit on disk."""
+        """Commit the operations; on return, a majority of the etcd members has them on disk."""
         check_transaction(operations)
         self._refuse_acl(operations)
         self._require_open()
@@ -265,7 +265,7 @@ class EtcdStore(MetadataStore):
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
-        """Send the Txn once; return None if nothing was written and the caller must try again."""
+        """Send the Txn once; return None if it wrote nothing and the caller must try again."""
         request = transaction.request(receipt)
         receipt.is_doubtful = True
         try:
@@ -319,7 +319,7 @@ class EtcdStore(MetadataStore):
     async def _confirm(
         self, transaction: Transaction, receipt: Receipt
     ) -> list[Stat | None] | None:
-        """Return the results of a write of which only the revision is known."""
+        """Read the results of a write whose reply was lost, at the revision in its receipt."""
         try:
             response = await self._client.read(TXN, transaction.confirmation(receipt.revision))
         except CompactedError as error:
@@ -363,7 +363,7 @@ class EtcdStore(MetadataStore):
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """One watch on a range of keys, and the consumers that follow parts of the range."""
+    """One etcd watch on a range of keys, and the consumers whose prefixes lie in the range."""
 
     prefix: str
     watch: EtcdWatch

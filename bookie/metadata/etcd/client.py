@@ -2,10 +2,11 @@
 
 Each endpoint has one gRPC channel, which opens at the first call. All calls go to the current
 endpoint. After a call without an answer, the next call goes to another endpoint. An unanswered call
-raises `LostReplyError`, because its outcome is unknown. Only `read` repeats an unanswered call.
+raises `LostReplyError`, because its outcome is unknown. Only `read` and `authenticate` repeat an
+unanswered call.
 
-Every call says that it needs a leader (``hasleader``). So a member that was cut off from the others
-refuses the call at once, instead of letting the call wait.
+Every call has the metadata ``hasleader``: it needs a member that knows a leader. So a member that
+was cut off from the others refuses the call at once, instead of letting the call wait.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One rpc of etcd: its path, its request and its response."""
+    """One RPC of etcd: its path, and the types of its request and response."""
 
     path: str
     request: Any
@@ -91,15 +92,15 @@ _AUTHENTICATE: Final = Method(
 
 
 class LostReplyError(MetadataUnavailableError):
-    """etcd's answer is missing, or leaves open whether etcd carried out the request."""
+    """etcd did not answer, or its answer does not show whether etcd carried out the request."""
 
 
 class CompactedError(MetadataError):
-    """etcd has compacted the requested revision away, or has not reached it yet."""
+    """etcd has compacted the requested revision away, or has no such revision yet."""
 
 
 class StaleTokenError(MetadataUnavailableError):
-    """etcd refused the request, probably because the token of our user expired."""
+    """etcd refused the request, probably because our user's token expired; nothing was done."""
 
 
 class NoRightError(UnauthorizedError):
@@ -153,8 +154,8 @@ class EtcdClient:
         scope: the prefix of all keys, shown in messages.
         attempt_seconds: the longest time for one endpoint to answer.
         operation_seconds: the longest time for all attempts of a read.
-        on_connected: called at the first answer of a watch, read or Txn after an unanswered call.
-            Answers about leases do not count, because the session monitor handles such answers.
+        on_connected: called at the first answer to a watch, read or Txn after an unanswered call.
+            It is not called at an answer about a lease, which the session monitor handles.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class EtcdClient:
         return self._security.user or "nobody"
 
     async def close(self) -> None:
-        """End all connections; calls under way raise MetadataClosedError."""
+        """Close all connections; calls that wait for an answer raise MetadataClosedError."""
         self._closed = True
         for endpoint in self._endpoints.values():
             await endpoint.close()
@@ -217,7 +218,7 @@ class EtcdClient:
             self._on_connected()
 
     async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
-        """Send `request` once and return the response.
+        """Send `request` and return the response; repeat it only if etcd refuses our token.
 
         `seconds` is the longest time that the endpoint may take; the default is `attempt_seconds`.
 
@@ -244,7 +245,7 @@ class EtcdClient:
         `before` is called before each attempt.
 
         Raises:
-            MetadataUnavailableError: all endpoints stayed silent, or etcd has no room.
+            MetadataUnavailableError: no endpoint answered, or etcd's database is full.
             BookieError: for the reasons that `call` names.
         """
 
@@ -281,8 +282,8 @@ class EtcdClient:
     async def authenticate(self, refused: int = 0) -> None:
         """Get a token for the configured user and password, if any; later calls carry the token.
 
-        `refused` is the number of the token that etcd refused; 0 means no token. If calls already
-        carry another token, this method does nothing.
+        `refused` is the number of the token that etcd refused; 0 means no token. If calls carry
+        another token by now, this method does nothing.
 
         Raises:
             UnauthorizedError: etcd does not accept the user and password.
@@ -377,7 +378,7 @@ class EtcdClient:
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Translate an error; if the endpoint did not answer, later calls use another one."""
+        """Return our error for a gRPC error; if `endpoint` did not answer, leave the endpoint."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -421,7 +422,7 @@ class EtcdClient:
 
 
 class Retries:
-    """Pauses between attempts: no pause until each endpoint was tried, then doubling pauses."""
+    """Pauses between attempts: one after each round of all endpoints; the pauses double."""
 
     def __init__(self, endpoints: int) -> None:
         self._endpoints = endpoints

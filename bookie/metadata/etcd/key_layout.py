@@ -19,7 +19,7 @@ _log = event_log(__name__)
 
 
 class KeyLayout:
-    """The etcd keys of one store. The scope `name` starts with a slash and ends without one."""
+    """The etcd keys of one store. Its scope `name` starts with a slash and ends without one."""
 
     def __init__(self, name: str) -> None:
         self._prefix = name.encode()
@@ -51,7 +51,7 @@ class KeyLayout:
     def watched(self, prefix: str) -> tuple[bytes, bytes]:
         """Return a range that covers `prefix` and all keys below it.
 
-        The range also covers siblings such as ``/a-b``.
+        The range for ``/a`` also covers siblings such as ``/a-b``.
         """
         return self.below(ROOT) if prefix == ROOT else (self.key(prefix), self.below(prefix)[1])
 

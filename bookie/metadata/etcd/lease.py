@@ -2,15 +2,15 @@
 
 Ephemeral records, and the receipts (keys that show whether a write was done), exist at most until
 the lease ends. The session monitor calls `prove` to extend the lease; the extension counts from the
-moment at which the request was sent. A lost lease is revoked, which deletes its records at once,
-and a new lease replaces it.
+moment at which the request was sent. If the session is lost, the store revokes its lease, which
+deletes the lease's records at once, and gets a new lease.
 
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
-meanwhile. A lost session loses its receipts and can write no more. After a lost reply, the store
-sends a second Txn, which replaces the receipt unless the write has already replaced it. If the
-second Txn replaces the receipt, the write can never happen. If the write replaced the receipt
-first, the receipt shows the write's revision.
+meanwhile. When the lease ends, its receipts are deleted, so no write of the session can happen
+later. After a lost reply, the store sends a second Txn, which replaces the receipt unless the write
+has already replaced it. If the second Txn replaces the receipt, the write can never happen. If the
+write replaced the receipt first, the receipt shows the write's revision.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class EtcdLease:
         *,
         answer_seconds: float | None = None,
     ) -> EtcdLease:
-        """Return a new lease; try every endpoint, or only one for at most `answer_seconds`.
+        """Return a new lease.
 
+        With `answer_seconds`, ask only one endpoint, for at most this time; else try all endpoints.
         If the reply to a grant is lost, the granted lease stays empty and ends by itself.
         """
         request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
@@ -85,14 +86,14 @@ class EtcdLease:
             raise SessionLostError("the session with etcd ended")
 
     async def revoke(self, seconds: float) -> None:
-        """End the lease and delete its records and receipts; raises if etcd does not answer."""
+        """End the lease and so delete its records and receipts; raise if etcd does not answer."""
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
         except SessionLostError:
             return  # the lease ended by itself
 
     async def take_receipt(self) -> Receipt:
-        """Return a receipt for one write; the caller must hand it to `give_back` afterwards."""
+        """Wait for a free receipt and return it for one write; `give_back` must take it back."""
         await self._writes.acquire()
         if self._free:
             return self._free.pop()
@@ -100,7 +101,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """End a write. The receipt is reused unless the write may still happen."""
+        """Take a receipt back after a write; a later write uses it unless it is doubtful."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()
@@ -129,7 +130,10 @@ _VOID = b"void"
 
 @dataclass(slots=True)
 class Receipt:
-    """A key of the lease, replaced by one write at a time, last at `revision` (0 = never)."""
+    """A key of the lease, which one write at a time replaces.
+
+    `revision` is the revision of the last replacement; 0 before the first one.
+    """
 
     key: bytes
     lease: int
@@ -146,7 +150,7 @@ def mark(receipt: Receipt) -> Part:
 
 
 def settlement(receipt: Receipt) -> pb.TxnRequest:
-    """Make a Txn that replaces the receipt unless the unanswered write has replaced it.
+    """Return a Txn that replaces the receipt unless the unanswered write has replaced it.
 
     `settled_revision` reads the response.
     """

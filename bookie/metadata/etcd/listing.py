@@ -7,12 +7,12 @@ child has. Foreign keys (`key_layout`) are left out.
 
 For each range, etcd counts all keys up to the range's end, also keys beyond the limit. So if all
 pages ended at the end of the directory, a listing would take time proportional to the square of the
-number of keys. In a wide directory, the listing first reads names, in large pages. From the names
-it knows where each page of records must end.
+number of keys. In a wide directory, the listing first reads keys without values, in large pages.
+These keys show where each page of records must end.
 
 All pages show the same revision. If etcd compacts that revision away during the listing, the
-listing continues at the newest revision, after the last key that it has seen. A key that exists
-during the whole listing is still listed once.
+listing continues at the newest revision, after the last key that it has seen. Even then, a key that
+exists during the whole listing is listed exactly once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAGE_SIZE_BYTES = 1024 * 1024
 """The intended size of a page of records; after a larger page, the next page is shorter."""
 
 WIDE_KEYS_MIN = 4096
-"""A directory is wide if so many keys are left behind the begin of a page of its records."""
+"""A directory is wide if at least this number of keys follow the start of a page of its records."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
@@ -45,7 +45,10 @@ _PRESENTS_MAX = 10
 
 
 class _ChildPages:
-    """Pages of a key's children without the children's subtrees. `records` adds the values."""
+    """Reads the children of a key in pages that skip the children's subtrees.
+
+    With `records`, the entries of a page have their values.
+    """
 
     def __init__(
         self, client: EtcdClient, scope: KeyLayout, key: str, after: str, *, records: bool
@@ -69,7 +72,8 @@ class _ChildPages:
     async def next(self) -> list[tuple[str, Any]] | None:
         """Return the names and entries of one page, or None at the end.
 
-        A key deeper than one level has the entry None. Foreign keys are left out.
+        A name has the entry None if the page contains a key below the child of this name. Foreign
+        keys are left out.
         """
         if self._start >= self._end:
             return None
@@ -97,7 +101,7 @@ class _ChildPages:
         return page
 
     async def _page_end(self) -> bytes:
-        """The key before which the next page ends."""
+        """Return the key before which the next page must end."""
         if not self._is_wide:
             return self._end
         del self._ahead[: bisect_left(self._ahead, self._start)]
@@ -130,7 +134,7 @@ class _ChildPages:
                     ) from None
 
     def _fit(self, response: Any, page: list[tuple[str, Any]]) -> None:
-        """Choose the next page's number of keys by this page's size and count of children."""
+        """Set the next page's number of keys from this page's size and number of children."""
         children = len({name for name, _ in page})
         if self._records:
             is_flat = all(kv is not None for _, kv in page)
@@ -157,7 +161,7 @@ async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[st
 async def child_records(
     client: EtcdClient, scope: KeyLayout, key: str, after: str
 ) -> AsyncIterator[tuple[str, Any]]:
-    """Yield key and entry of each record one level below `key`, by name, after `after`."""
+    """Yield key and entry of each child record with a name greater than `after`, by name."""
     pages = _ChildPages(client, scope, key, after, records=True)
     base = key.rstrip("/") + "/"
     while (page := await pages.next()) is not None:

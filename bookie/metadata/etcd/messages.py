@@ -34,7 +34,7 @@ _NOT_EQUAL: Final = int(pb.Compare.NOT_EQUAL)
 
 
 def mod(key: bytes, revision: int) -> Part:
-    """Return a compare that holds if `revision` wrote the record last; 0 means: no record."""
+    """Return a compare that holds if `revision` wrote the record last; 0 requires no record."""
     return {"target": _MOD, "key": key, "mod_revision": revision}
 
 
@@ -145,7 +145,7 @@ def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:
 
 
 class ConditionReads:
-    """The reads of a Txn whose conditions fail; they show `evaluate` the state before the Txn."""
+    """The reads that a Txn does if its conditions fail, as the tree that `evaluate` takes."""
 
     def __init__(self) -> None:
         self._requests: list[Part] = []
@@ -154,18 +154,18 @@ class ConditionReads:
         self._responses: list[Any] = []
 
     def want_record(self, scope: KeyLayout, key: str) -> None:
-        """Let the Txn read the record of `key`, once, without its value."""
+        """Add a read of the record of `key` without its value, unless there is one already."""
         if key not in self._records:
             self._records[key] = len(self._requests)
             self._requests.append(stat(scope.key(key)))
 
     def want_below(self, scope: KeyLayout, key: str) -> None:
-        """Let the Txn read whether any key lies below `key`."""
+        """Add a read that shows whether any key lies below `key`."""
         self._below[key] = len(self._requests)
         self._requests.append(any_below(scope, key))
 
     def want_value(self, key: bytes) -> int:
-        """Let the Txn read the etcd key `key` and its value; return the index for `value`."""
+        """Add a read of the etcd key `key` and its value; return the index for `value`."""
         self._requests.append(read(key))
         return len(self._requests) - 1
 

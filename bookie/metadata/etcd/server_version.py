@@ -1,6 +1,6 @@
 """The version of an etcd server, and whether the server checks all rights of a user.
 
-Older servers do not check all rights within transactions: there, a user can get round its roles.
+Older servers do not check all rights within transactions, so a user can bypass its roles.
 Source: GHSA-rfx7-8w68-q57q (CVE-2026-44283).
 """
 
@@ -27,13 +27,13 @@ ANSWER_BYTES_MAX: Final = 4096
 CHECKS_RIGHTS_FROM: Final[Mapping[tuple[int, int], int]] = MappingProxyType(
     {(3, 4): 44, (3, 5): 30, (3, 6): 11}
 )
-"""Minor version → the first patch that checks all rights. Later minor versions do."""
+"""Minor version → its first patch version that checks all rights. Later minor versions all do."""
 
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})([-+.].{0,64})?")
 
 
 def checks_rights(version: str) -> bool | None:
-    """True if a server of this version checks all rights; None if `version` is no version."""
+    """True if a server of this version checks all rights; None if `version` cannot be parsed."""
     found = _VERSION.fullmatch(version)
     if found is None:
         return None
@@ -45,12 +45,12 @@ def checks_rights(version: str) -> bool | None:
 
 
 def ask_version(host: Host, security: MetadataSecurity) -> str:
-    """Return the version that a server tells over HTTP, at the port of its clients.
+    """Ask a server for its version over HTTP, at the port for clients, and return the version.
 
-    The call blocks. It sends no password, because servers tell their version to everybody.
+    This call blocks. It sends no password, because a server tells its version to everybody.
 
     Raises:
-        MetadataUnavailableError: the server did not tell; one sentence says why.
+        MetadataUnavailableError: the server did not tell its version; the message has the reason.
     """
     try:
         with closing(_connection(host, security)) as connection:
@@ -69,7 +69,7 @@ def parse_version(told: bytes) -> str:
     """Return the version in the answer of a server.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the answer contains no version.
     """
     try:
         version = json.loads(told)["etcdserver"]

@@ -1,8 +1,7 @@
-"""The session of a store in etcd, which begins when the store first needs it.
+"""The session of a store in etcd, which begins when the store first needs a session.
 
-Reads and watches need no session, so a store that only reads has no lease: nothing is granted, kept
-alive or revoked for it. The first write begins the session, and so does the first consumer of the
-session's events.
+Reads and watches need no session, so a store that only reads has no lease. The first write begins
+the session, and so does the first consumer of the session's events.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ before.
 
 
 class EtcdSession:
-    """The session of one open store: no lease, or the present lease and its monitor.
+    """The session of one open store: its present lease, if it has begun, and its monitor.
 
     Args:
         client: the connection to etcd.
         scope: the keys of the store.
         timeout_seconds: the session timeout.
-        tasks: a group that lives until `end`, for the task that watches over the session.
-        announce: takes each event of the session.
+        tasks: a group for the task that runs the monitor; the group must live until `stop`.
+        announce: called with each event of the session.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class EtcdSession:
 
     @property
     def is_certain(self) -> bool:
-        """True unless the session is in doubt; also True before the session begins."""
+        """True unless the session is in doubt or lost; also True before the session begins."""
         return self._monitor is None or self._monitor.state is SessionState.CONNECTED
 
     async def begin(self) -> None:
@@ -99,13 +98,13 @@ class EtcdSession:
             await asyncio.Event().wait()
 
     def stop(self) -> None:
-        """Watch over the session no more; its lease stays until `revoke`."""
+        """Stop the monitor, so that the lease is no longer extended; `revoke` ends the lease."""
         self._is_ended = True
         if self._keeper is not None:
             self._keeper.cancel()
 
     async def revoke(self) -> None:
-        """End the lease, if there is one, and with it the session's records."""
+        """End the lease, if there is one; etcd then deletes the session's records."""
         if self._lease is not None:
             # After a failure the lease ends by itself, because no task keeps it alive.
             with suppress(BookieError):
@@ -115,7 +114,7 @@ class EtcdSession:
         """Return the lease for a write; begin the session if needed.
 
         Raises:
-            SessionLostError: the session is lost, and the next one has not begun.
+            SessionLostError: the session is lost, and the next session has not begun.
             BookieError: for the reasons that `begin` names.
         """
         await self.begin()

@@ -3,24 +3,25 @@
 ======================== ============================================ ===========================
 operation                compares                                     writes
 ======================== ============================================ ===========================
-put                      no ancestor is ephemeral, nor is it          put
+put                      no ancestor has a lease, nor the record      put
 put of version v         mod_revision = v, has no lease               put
-the same, if ephemeral   mod_revision = v, or has a lease             put with the lease it has
-put that creates         absent, no ancestor is ephemeral             put
-ephemeral put, creates   the same, and nothing below                  put with our lease
-ephemeral put            as it was seen last: absent, or ours         put with our lease
+put of an ephemeral      has a lease; with a version v, instead:      put that keeps the lease
+record                   mod_revision = v
+put that creates         absent, no ancestor has a lease              put
+ephemeral put, creates   the same, and no key below                   put with our lease
+ephemeral put            as in the last read: absent, or our lease    put with our lease
 ephemeral put of v       mod_revision = v, has a lease                put with our lease
 delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-After a put of the table, the Txn may read the new record to learn if the record existed before.
-Writes are operations of the Txn itself; only too many writes are put into nested Txns. The reason
-is that etcd before 3.5.28 and 3.6.9 does not check rights in nested Txns.
+After some puts, the Txn also reads the new record, to learn if the record existed before. Writes
+are operations of the Txn itself, because etcd before 3.5.28 and 3.6.9 does not check rights in
+nested Txns. Only if there are too many writes, they are put into nested Txns.
 
-The Txn is built on guesses: is a record ephemeral, does our own ephemeral record exist, which
-number of a sequence was the last? If a guess is wrong, reads show the truth, and the Txn is built
-again.
+The Txn is built on guesses: whether a record is ephemeral, whether our own ephemeral record exists,
+and which number of a sequence was the last. If a guess is wrong, reads show the truth, and the Txn
+is built again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ ROUNDS_MAX = 1000
 
 
 class SequenceCounters:
-    """The last seen number of each sequence; a forgotten number costs one more Txn."""
+    """The last known number of each sequence; without it, a put needs one more Txn."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
@@ -77,9 +78,9 @@ class SequenceCounters:
 
 
 class Transaction:
-    """One transaction of the store; it is turned into a Txn as often as needed.
+    """One transaction of the store, which is turned into a Txn for each attempt.
 
-    `operations` have passed `check_transaction` already.
+    `operations` must have passed `check_transaction`.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class Transaction:
 
     @property
     def first_key(self) -> str:
-        """The first key that is written, or the first key if none is written; for messages."""
+        """The first key that is written; if no key is written, the first key. For messages."""
         written = [one.key for one in self._given if not isinstance(one, Check)]
         return written[0] if written else self._given[0].key
 
     # ---- the request
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
-        """Build the Txn from what is known so far; its writes also replace `receipt`."""
+        """Build the Txn from the present guesses; its writes also replace `receipt`."""
         compares, writes = self._prepare(receipt.lease)
         self._receipt_read = self._reads.want_value(receipt.key)
         return self._assemble(receipt, compares, [mark(receipt), *writes])
@@ -234,9 +235,9 @@ class Transaction:
 
         Raises:
             SessionLostError: the session ended; nothing was written.
-            MetadataUnavailableError: other sessions keep changing the records that this Txn depends
-                on.
-            BookieError: `evaluate` raised it for the first operation; nothing was written.
+            MetadataUnavailableError: other sessions changed the records that this Txn depends on,
+                `ROUNDS_MAX` times.
+            BookieError: a condition does not hold (`evaluate`); nothing was written.
         """
         responses: Iterable[Any] = response.responses
         if response.succeeded:
@@ -265,7 +266,7 @@ class Transaction:
     def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
         """Evaluate etcd's response to the Txn that `reads` built.
 
-        Correct the wrong guess for the next attempt, or raise one of the errors that `take` raises.
+        Either correct the wrong guess for the next attempt, or raise an error as `take` does.
         """
         self._learn(receipt, messages.ungrouped(response.responses))
 
@@ -297,7 +298,7 @@ class Transaction:
         return Stat(put.key, revision, revision, None, None, leased, leased, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
-        """Learn from the reads of a Txn whose conditions did not hold."""
+        """Find the failed condition from the reads of a Txn, as `learn` describes."""
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
@@ -342,7 +343,7 @@ class Transaction:
     # ---- after a lost reply
 
     def confirmation(self, revision: int) -> pb.TxnRequest:
-        """Build a Txn that reads what was written at `revision`; `confirmed` takes its response."""
+        """Build a Txn that reads the records of `revision`; `confirmed` takes the response."""
         reads = [
             messages.stat(self._scope.key(operation.key), revision=revision)
             for operation in self._operations
@@ -351,7 +352,7 @@ class Transaction:
         return pb.TxnRequest(success=messages.grouped(self._scope, reads))
 
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
-        """Return the results of the write that happened at the receipt's revision."""
+        """Return the results of the write at the receipt's revision, from that response."""
         for key, number in self._numbers.items():
             self._counters.saw(key, number, receipt.revision)
         written = messages.ungrouped(response.responses)
@@ -366,7 +367,7 @@ class Transaction:
 def _sequence_of(put: Put) -> str:
     """Return the sequence from which a sequential put takes its number.
 
-    Ephemeral records share a fixed number of sequences; the key of their parent chooses the
+    Ephemeral records share a fixed number of sequences; the key of a record's parent determines the
     sequence.
     """
     if not put.ephemeral:
@@ -375,7 +376,7 @@ def _sequence_of(put: Put) -> str:
 
 
 def _number(counter: Any) -> tuple[int, int]:
-    """Return the number in a counter's record and the record's revision; (0, 0) without one."""
+    """Return the number in a counter's record and the record's revision; (0, 0) for None."""
     return (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
 
 

@@ -1,16 +1,17 @@
 """Watch the changes below a key prefix in etcd, in commit order, without a gap.
 
 All events of one revision belong to one transaction and make one `Commit`. If etcd splits a
-response (``fragment``), the watch takes the response when its last part has arrived. A broken
-stream resumes after the last delivered revision, so consumers do not notice a reconnection. Commits
+response (``fragment``), the watch handles the response when its last part has arrived. After a
+break, a new stream begins after the last delivered revision, so consumers do not notice it. Commits
 may be missing in two cases: etcd has compacted the next revision away, or another cluster answers.
 Then the consumers get `Resync`, and the watch continues from the newest revision.
 
 A cluster that was restored from a backup looks like the same cluster at an older revision. A watch
-that resumed at the former revision would wait in silence. So the watch compares the server's
-position, when a stream begins, with the newest position that it has seen. If the server is behind,
-a linearizable read decides: a server that lags is fine; a cluster that went back causes `Resync`. A
-restored cluster stays undetected if it has already passed its old position.
+that resumed at the former revision would get no events. So when a stream begins, the watch compares
+the server's position with the newest position that the watch has seen. If the server is behind, the
+watch does a linearizable read. If the read shows that only this server lags, the stream is used; if
+the whole cluster is behind, the consumers get `Resync`. A restored cluster stays undetected if it
+has already passed its old position.
 
 A stream can die silently. If no message arrives for the time of one attempt (`attempt_seconds`),
 the watch asks the server for progress. A stream that does not answer is replaced.
@@ -72,10 +73,10 @@ class EtcdWatch:
         scope: the layout of keys in etcd.
         prefix: a key, or the root.
         tasks: the group that runs further tasks beside `run`.
-        watches: get every commit at or below `prefix`, once and in order; a commit may also hold
-            siblings of `prefix`. If commits may be missing, the watches get a resync with the
-            revision before the next commit. Another cluster may have a lower revision than the last
-            delivered commit.
+        watches: get every commit at or below `prefix`, once and in order. A commit may also contain
+            changes of siblings of `prefix`. If commits may be missing, the watches get a resync
+            with the revision before the next commit. If another cluster answers, this revision may
+            be lower than that of the last delivered commit.
     """
 
     def __init__(
