@@ -15,7 +15,7 @@ on a file system of this machine; LMDB and the locks fail on a network file syst
 durable LMDB transaction. So thirty-two callers together reach several times the write rate of one
 caller.
 
-**A read** takes data from LMDB's memory map in the event loop. A read takes microseconds.
+**A read** gets data from LMDB's memory map in the event loop, within microseconds.
 
 **A session** is a row in the LMDB file. The process that owns the session holds a kernel lock on a
 separate file and writes a deadline into that file, so a heartbeat costs no commit. Other processes
@@ -27,6 +27,7 @@ the writer sends each session a datagram that says "new commits". If a datagram 
 finds the commits.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. Writers on the
-machine wait until that process continues or is killed; readers do not wait. A waiting write ends
-after its session timeout, with an error that says so.
+machine wait until that process continues or is killed; readers do not wait. After the session
+timeout, the caller of a waiting write gets `MetadataUnavailableError`, but the write may still
+happen.
 """

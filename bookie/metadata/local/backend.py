@@ -1,9 +1,9 @@
 """`LocalStore`: one session with a metadata store in a directory.
 
-This module runs in the event loop. It does the short reads, and runs one task per store. The task
-ends dead sessions of other processes, and polls for commits, because a notification may be lost.
-The thread of `environment` does the writes. `session_monitor` probes the session: a probe succeeds
-while the session's row exists and no write is stuck.
+The code of this module runs in the event loop. Reads are short, so they run there, too. One task
+per store ends dead sessions of other processes, and polls for commits, because a notification may
+be lost. The thread of `environment` does the writes. `session_monitor` probes the session: a probe
+succeeds while the session's row exists and no write is stuck.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalStore(MetadataStore):
     def __init__(
         self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
     ) -> None:
-        """If `create` is false, entering the context refuses a directory that holds no store."""
+        """If `create` is false, entering the context raises if `directory` holds no store."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
         self._create = create
@@ -158,9 +158,9 @@ class LocalStore(MetadataStore):
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
-        """Return a write's outcome; raise MetadataUnavailableError after one session timeout.
+        """Wait for a write and return its result, within one session timeout.
 
-        The write continues after MetadataUnavailableError, so its outcome is unknown.
+        After MetadataUnavailableError, the write continues, so its outcome is unknown.
         """
         try:
             async with asyncio.timeout(self.session_timeout_seconds):
@@ -181,7 +181,7 @@ class LocalStore(MetadataStore):
             self._session_file = None
 
     async def _prove(self) -> None:
-        """Raise an error if the session or its heartbeat is missing, or if a write is stuck."""
+        """Write a heartbeat; raise if the session has ended, or if a write is stuck."""
         environment = self._require_open()
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -193,8 +193,9 @@ class LocalStore(MetadataStore):
     async def _renew(self) -> None:
         """Continue the session if it still exists, or begin another session.
 
-        The heartbeat is written inside a write transaction. Other processes end a session only
-        inside a write transaction, after another look at its heartbeat.
+        The heartbeat is written inside a write transaction. Before another process ends a session,
+        it reads the session's heartbeat again inside its own write transaction. So no process ends
+        a session that was continued.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
@@ -324,7 +325,7 @@ class LocalStore(MetadataStore):
             await asyncio.sleep(0)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Commit as `MetadataStore` says; on return the commit is durable on disk."""
+        """Commit the operations; on return, the commit is durable on disk."""
         environment = self._require_open()
         check_transaction(operations)
         self._refuse_acl(operations)
@@ -340,7 +341,7 @@ class LocalStore(MetadataStore):
             raise
 
     async def sync(self) -> None:
-        """Check only that the store is open: each read shows the last commit of any process."""
+        """Only check that the store is open, because reads always show the last commit."""
         self._require_open()
 
     def _require_open(self) -> LocalEnvironment:

@@ -1,10 +1,11 @@
 """One LMDB environment per directory and process: its opening, its readers and its one writer.
 
-LMDB refuses to open a directory twice in a process, so all stores of a process share one
-environment by counting references. Every write is a job for the environment's writer thread, which
-takes all queued jobs into one LMDB transaction. The thread commits durably, notifies the sessions,
-and hands each result to its event loop. A job that raises a `BookieError` has written nothing, so
-the other jobs of its group are unharmed.
+LMDB refuses to open a directory twice in a process, so all stores of a process with the same
+directory share one environment, which counts its references. Every write is a job for the
+environment's writer thread, which carries out all queued jobs in one LMDB transaction. The thread
+commits durably, notifies the sessions, and hands each result to the event loop of its caller. A job
+that raises a `BookieError` must have written nothing, because the other jobs of the transaction are
+committed.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers on the
 machine wait until that process continues. So the environment measures for how long its writer has
@@ -73,7 +74,7 @@ class _Job(Generic[T]):
 
 
 class LocalEnvironment:
-    """An open store directory; `acquire` returns the environment, `release` gives it back."""
+    """An open store directory. Get an environment by `acquire`, and give it back by `release`."""
 
     def __init__(self, directory: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
         self.directory = directory
@@ -106,7 +107,7 @@ class LocalEnvironment:
             raise unavailable(str(self.directory), error) from error
 
     def submit(self, run: Callable[[TreeWriter], T]) -> asyncio.Future[T]:
-        """Let the writer run a job; the future resolves when the job's commit is durable.
+        """Queue a job for the writer; the future resolves when the job's commit is durable.
 
         If the future is cancelled, the job still runs. The future raises the job's error, or
         MetadataUnavailableError if the commit failed.
@@ -121,11 +122,11 @@ class LocalEnvironment:
         return future
 
     def is_idle(self) -> bool:
-        """True if all jobs are done, so that `close` returns at once."""
+        """True if no job is queued or running, so that `close` returns at once."""
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
-        """Seconds since the writer began its current group of jobs; 0 when the writer is idle."""
+        """Return the seconds for which the writer has run its present jobs; 0 if it is idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -141,7 +142,7 @@ class LocalEnvironment:
             raise unavailable(str(self.directory), error) from error
 
     def close(self) -> None:
-        """Stop the writer and close LMDB; every job must be done before."""
+        """Stop the writer and close LMDB; the caller must know that all jobs are done."""
         self._jobs.put(_STOP)
         self._thread.join()
         self._notifier.close()
@@ -245,14 +246,17 @@ _environments_lock = threading.Lock()
 
 
 def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
-    """Return the environment of `directory`; open or create it (in an existing parent) if needed.
+    """Return the environment of `directory`; open it if it is not open, create it if necessary.
+
+    The parent of `directory` must exist.
 
     Raises:
-        ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
+        ConfigurationError: the directory cannot be used, or was opened before this process was
+            forked.
         NoSuchKeyError: the directory holds no store, and `create` is false.
-        FormatError: the directory holds something else. The first job checks the kind and the
-            format of an LMDB environment.
-        MetadataUnavailableError: LMDB cannot open it now.
+        FormatError: the directory holds other files. If it holds an LMDB environment, only the
+            first job checks the format.
+        MetadataUnavailableError: LMDB cannot open the directory now.
     """
     directory = Path(os.path.realpath(directory))
     with _environments_lock:
@@ -277,8 +281,8 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
 def release(environment: LocalEnvironment) -> None:
     """Give back an environment that `acquire` returned; the last `release` closes it.
 
-    An environment whose writer still has work stays open for the next store. Waiting for the writer
-    could block the event loop, if a stopped process holds the lock.
+    If the writer still has jobs, the environment stays open, and the next `acquire` returns it.
+    Waiting for the writer could block the event loop, if a stopped process holds LMDB's lock.
     """
     with _environments_lock:
         environment.references -= 1

@@ -1,9 +1,9 @@
 """Sessions of the processes that share a local store: begin, heartbeat, end, notifications.
 
-A session is a row in the store and a file in ``sessions/``. The process that owns the session holds
-a lock (flock) on the file while it lives, and writes a deadline into the file. The row is the
-authority: without its row the session has ended, and every commit first checks the row of its
-session. A peer (another process) ends a session in two cases:
+A session is a row in the store and a file in ``sessions/``. While the process that owns the session
+lives, it holds a lock (flock) on the file, and writes a deadline into the file. The row is the
+authority: a session without a row has ended, and every commit first checks the row of its session.
+A peer (another process) ends a session in two cases:
 
 1. The owner is dead: the machine was started again (boot id), or the file is gone, or its lock is
    free.
@@ -11,7 +11,8 @@ session. A peer (another process) ends a session in two cases:
    must run without a pause during that third. So living sessions survive a pause of the machine.
 
 Deadlines use CLOCK_BOOTTIME, a clock that is the same for all processes and is never set. A process
-forked from an owner also holds the owner's lock; then only rule 2 (the owner hangs) applies.
+that was forked from an owner also holds the owner's lock, so after the owner's death only rule 2
+applies.
 
 A notification is a datagram to a socket in the abstract namespace; each session has one socket. The
 datagram only says that there are new commits.
@@ -111,7 +112,7 @@ class SessionReaper:
         """Session → its passed deadline, and the time when that deadline was first seen."""
 
     def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
-        """Return the sessions that must be ended; takes some microseconds per session."""
+        """Return the sessions that must be ended. The call takes some microseconds per session."""
         now = time.monotonic()
         late_seconds = now - self._inspected_at - self._interval_seconds
         self._inspected_at = now
@@ -156,7 +157,7 @@ class SessionReaper:
                 _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
-        """Return the deadline of a session in nanoseconds if it has passed, else None."""
+        """Return a session's deadline in nanoseconds if it has passed; 0 if it is damaged."""
         try:
             data = _path(self._directory, session).read_bytes()
         except OSError:
@@ -227,7 +228,7 @@ class CommitNotifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, sessions: Iterable[bytes]) -> None:
-        """Wake the owners of `sessions`; if a datagram is lost, the owner polls for commits."""
+        """Send a datagram to the owner of each session; an owner that gets none polls anyway."""
         for session in sessions:
             try:
                 self._socket.sendto(b"\0", _address(session))

@@ -14,9 +14,10 @@ meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
-All integers are big endian. The store's own counter numbers versions without gaps: LMDB's
-transaction ids would be lost in a compacting copy. One record of the log is one commit, so watchers
-see each commit whole. The log keeps only the newest `LOG_COMMITS_MAX` commits.
+All integers are big endian. The store numbers its versions by its own counter, without gaps,
+because a compacting copy of an LMDB file does not keep LMDB's transaction ids. One record of the
+log is one commit, so watchers see each commit whole. The log keeps only the newest
+`LOG_COMMITS_MAX` commits.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bookie.metadata.model import (
 )
 
 LOG_COMMITS_MAX = 65_536
-"""The number of commits that the log keeps. A watcher that lacks older ones gets `Resync`."""
+"""The number of commits that the log keeps. A watcher that needs older commits gets `Resync`."""
 
 TABLES = ("records", "children", "ephemerals", "sessions", "log", "meta")
 
@@ -137,8 +138,8 @@ class TreeReader:
         """Return some records below `key` with names greater than `after`, in order.
 
         Returns the records, and the name after which the next call continues; None at the end.
-        There are at most `names_max` records. Their values exceed `bytes_max` bytes by less than
-        one record.
+        There are at most `names_max` records. The last record is the first one with which their
+        values have `bytes_max` bytes or more.
         """
         parent = key.rstrip("/")
         names = self.child_names(key, after, names_max)
@@ -381,7 +382,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
 
 
 def unavailable(directory: str, error: Exception) -> MetadataUnavailableError:
-    """Return the error that a caller gets when LMDB fails with `error`."""
+    """Return our error for an `error` of LMDB."""
     if isinstance(error, lmdb.MapFullError):
         return MetadataUnavailableError(f"the metadata store in {directory} is full")
     return MetadataUnavailableError(f"the metadata store in {directory} failed: {error}")
