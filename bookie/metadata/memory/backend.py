@@ -97,7 +97,7 @@ class MemoryStore(MetadataStore):
             return self._tree.transact(operations, self._session)
 
     async def sync(self) -> None:
-        """Do nothing but require an open store, because reads are always up to date here."""
+        """Only check that the store is open, because reads always show the last commit."""
         await self._reach()
 
     @asynccontextmanager
@@ -134,7 +134,7 @@ class MemoryStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
 
     async def _reach(self) -> None:
-        """Let other tasks run, as the wait for a network would."""
+        """Check that the store is open, and let other tasks run, as a wait for a network would."""
         self._require_open()
         await asyncio.sleep(0)
         self._require_open()

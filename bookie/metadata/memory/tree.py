@@ -106,6 +106,6 @@ def tree_of(name: str) -> MemoryTree:
 
 
 def forget_tree(name: str) -> None:
-    """Drop the records of the store `name` for new stores; open stores keep their records."""
+    """Let new stores of `name` begin without records; open stores keep the present records."""
     with _trees_lock:
         _trees.pop(name, None)
