@@ -2,7 +2,8 @@
 
 ZooKeeper has sessions and a tree. ZooKeeper lacks three things: parents that exist only while they
 have children, versions that never repeat, and known outcomes after a lost reply. This package adds
-such parents and versions as far as a client can, and known outcomes in full.
+such parents and versions as far as a client can. It finds the outcome of a write as soon as
+ZooKeeper answers again, if the session has not ended.
 
 | module | what it holds |
 |---|---|
@@ -13,7 +14,7 @@ such parents and versions as far as a client can, and known outcomes in full.
 | `nodes`, `cached` | nodes read before a write, and records known from answers and events |
 | `outcome` | receipts: after a lost reply they show if a write was done |
 | `restrict` | gives an existing tree the access control lists of `bookie.metadata.rights` |
-| `changes` | events about nodes as events about records |
+| `changes` | translates events about nodes into events about records |
 | `session` | the connection, made again after each break; its watch is set first |
 | `client`, `requests` | kazoo's asynchronous calls from the loop, in the order of the socket |
 | `kazoo_parts`, `sasl` | the few inner parts of kazoo that the store needs; DIGEST-MD5 |
@@ -27,9 +28,9 @@ session does not remove empty parents. Listings show empty parents until a later
 parent, or a recursive delete, removes them.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
-also names the write that created the node. A write is refused if this store has received the event
-that the expected record was deleted. Before this store receives the event, a write may change a new
-record of the same key.
+also names the write that created the node. If this store has received the event that the expected
+record was deleted, it refuses the write. Before this event arrives, a write that expects the
+deleted record may change a new record of the same key.
 
 **Below** ``/.bookie``, outside of all scopes, are the receipts (ephemeral) and the node
 `tree.REMOVALS`, which every removal of a parent writes. The access control of `REMOVALS` forbids

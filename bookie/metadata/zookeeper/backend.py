@@ -1,7 +1,8 @@
 """The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, for clusters of many machines.
 
-Servers must be of version 3.6 or later. Watches are exact with servers from 3.9 on. Requests are
-sent without a wait for earlier answers, and the server answers them in order.
+Servers must be of version 3.6 or later. With servers before 3.9, watches also report parents
+(`changes`), and each event is a commit of its own. A request is sent without waiting for the
+answers to earlier requests, and the server answers requests in order.
 
 This store differs from the contract of `MetadataStore`:
 
@@ -15,8 +16,8 @@ This store differs from the contract of `MetadataStore`:
   removals. Meanwhile a record above the parent cannot be deleted.
 - Sequential numbers begin anew below a record that was itself deleted with all its children.
   Numbers of ephemeral records also begin anew below a parent that became empty.
-- For a user who may write nothing, not even below ``/.bookie``, `sync` is ZooKeeper's own: a
-  leader that was deposed a moment ago may answer it, and later reads may then lag.
+- If our user may write nothing, not even below ``/.bookie``, `sync` uses ZooKeeper's own sync. A
+  leader that was deposed a moment ago may answer it; then later reads may lack newer commits.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
 Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
@@ -87,7 +88,7 @@ SCAN_AHEAD = 32
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The objects that an open store consists of."""
+    """The objects of an open store."""
 
     link: ZooKeeperLink
     nodes: NodeReader

@@ -1,10 +1,10 @@
 """A cache of records, from the answers and events of one connection.
 
-The cache saves the read before a write that expects a version. A version belongs to one life of a
-record (from creation to deletion), and the cache knows if that life has ended.
+With the cache, a write that expects a version needs no read before it. A version belongs to one
+life of a record (from creation to deletion), and the cache knows if that life has ended.
 
-A coroutine that waits for an answer may run after later events were delivered. So the cache
-remembers deletions, and ignores an answer from before a deletion.
+A coroutine may handle an answer after the events that followed the answer. So the cache remembers
+deletions, and ignores an answer that is older than a deletion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ZXID_MAX = 2**63 - 1
 
 
 class KnownRecords:
-    """The records that an answer has shown, until an event reports their end."""
+    """The records that answers have shown, until an event reports a record's deletion."""
 
     SIZE_MAX = 50_000
 
@@ -51,7 +51,7 @@ class KnownRecords:
         self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
 
     def note_quiet(self) -> None:
-        """Note that all events that arrived together were delivered."""
+        """Note that all events that arrived together were handled; start a new part if due."""
         if len(self._deletions[-1]) > _DELETIONS_MAX:
             self._deletions.append({})
 
@@ -71,7 +71,7 @@ class KnownRecords:
         self._nodes.clear()
 
     def view(self, operations: Sequence[Operation], session: int) -> View | None:
-        """Return a view that suffices to try the operations; None if nodes must be read before."""
+        """Return the cached nodes that the operations need; None if nodes must be read first."""
         view = View()
         for operation in operations:
             node = self._nodes.get(operation.key)

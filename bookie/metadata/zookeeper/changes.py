@@ -1,17 +1,18 @@
 """Translate ZooKeeper's events about nodes into the store's events about records.
 
-Events about nodes and events about records differ in four operations. A parent is made or removed,
-a record is put on a parent, or absence is checked. Or one session takes over a record of another
-session. The writer marks these operations: in the transaction, it writes the scope's own node
-before and after them. Events between these two writes are *inside brackets*.
+Some operations cause events about nodes that are not events about records: a parent is made or
+removed, a record is put on a parent, the absence of a record is checked, or a session takes over a
+record of another session. The writer marks these operations: in the transaction, it writes the
+scope's own node before and after them. Events between these two writes are *inside brackets*.
 
 =============== ==================================== =============================================
-event           outside of brackets                  inside
+event           outside of brackets                  inside brackets
 =============== ==================================== =============================================
-created         CREATED                              MODIFIED if deleted just before (take-over),
-                                                     else a parent: nothing
-changed         CREATED if converted, else MODIFIED  a parent about to get a record: nothing
-deleted         DELETED                              nothing
+created         CREATED                              after a deletion in the same brackets: MODIFIED
+                                                     (a take-over); otherwise no event (a parent)
+changed         MODIFIED; after a change inside      no event (a parent that will get a record)
+                brackets: CREATED
+deleted         DELETED                              no event
 =============== ==================================== =============================================
 
 Events of one transaction have one zxid. Events of one zxid that arrive together become one commit.
@@ -43,11 +44,11 @@ class ChangeReader:
         self._converting: set[str] = set()
 
     def begin(self) -> None:
-        """Begin with a new connection, and drop the rest of the former connection's events."""
+        """Forget the state of the former connection, because a new connection begins."""
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:
-        """Return the change of a record that the event reports, or None."""
+        """Return the change of a record that the event shows; None if it shows none."""
         if event.zxid != self._zxid or event.zxid <= 0:
             self._enter(event.zxid)
         key = self._scope.key(event.path)

@@ -41,7 +41,7 @@ _LOST_CODES = {-4, _AUTHENTICATION_FAILED, -118}
 
 
 class NotSentError(Exception):
-    """The request never left this process, because the wanted connection is gone."""
+    """The request was not sent: the wanted connection is gone, or the client was stopped."""
 
 
 class LostError(Exception):
@@ -53,11 +53,11 @@ class SessionEndedError(LostError):
 
 
 class NoAnswerError(Exception):
-    """The server was silent for too long. A write may have been done, or may still be done."""
+    """The server did not answer in time. A write may have been done, or may still be done."""
 
 
 class Pending:
-    """A request on its way, and the future of its answer."""
+    """A request that was sent, and the future of its answer."""
 
     __slots__ = ("answer", "begun_at", "request")
 
@@ -73,7 +73,7 @@ Answered: TypeAlias = tuple[Pending, object, BaseException | None]
 
 
 class _Result:
-    """An implementation of kazoo's IAsyncResult without locks; it posts the result to the loop.
+    """kazoo's IAsyncResult, implemented without locks; it posts the result to the event loop.
 
     A result is set once, in any thread. Each callback runs once, because `pop` takes each callback
     only once.
@@ -147,7 +147,7 @@ class _Waker:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's handler with only a connection thread; it limits the time of each connect."""
+    """kazoo's handler with only a connection thread; each attempt to connect has a time limit."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         """Do nothing."""
 
     def async_result(self) -> _Result:
-        """Return a result object, which belongs to the request in `next` if `next` was set."""
+        """Return a result object for the request in `next`, if there is one, and clear `next`."""
         pending, self.next = self.next, None
         return _Result(pending, self._post)
 
@@ -284,7 +284,7 @@ class Bridge:
         self._client.start_async()
 
     async def stop(self) -> None:
-        """End the session; return once the server has ended the session, or does not answer."""
+        """End the session; return when the server has ended it, or does not answer in time."""
         ended = asyncio.Event()
 
         def end() -> None:
@@ -400,7 +400,7 @@ def _meaning_of(error: BaseException, request: Request) -> BaseException:
 
 
 def describe_failure(reason: BaseException) -> str:
-    """Return the reason why a connection failed, in words."""
+    """Return a text with the reason why a connection failed."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {reason.verify_message}"
     if isinstance(reason, KazooTimeoutError | TimeoutError):
@@ -411,7 +411,7 @@ def describe_failure(reason: BaseException) -> str:
 
 
 def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
-    """Return a TLS context with the certificates that we trust and our own; None without TLS.
+    """Return a TLS context with our own certificate and those that we trust; None without TLS.
 
     Raises:
         ConfigurationError: a file cannot be read, or has the wrong content.

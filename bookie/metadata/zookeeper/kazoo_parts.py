@@ -84,7 +84,7 @@ def _call(client: KazooClient, request: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A change of a node by the write `zxid`; servers before 3.9 send no positive `zxid`."""
+    """A change of a node by the write `zxid`; from servers before 3.9, `zxid` is not positive."""
 
     kind: int
     path: str
@@ -114,7 +114,7 @@ class KazooExpired:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server refuses our credentials; kazoo makes no other attempt."""
+    """The server refuses our credentials; kazoo does not try to connect again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.session = None
 
     def drop_waiting(self) -> None:
-        """Fail the former connection's requests, except those that kazoo has failed itself."""
+        """Fail the requests that wait for the former connection, except kazoo's own requests."""
         for _ in range(len(self._queue)):
             request, result = self._queue.popleft()
             if result is None:

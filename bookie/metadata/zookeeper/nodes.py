@@ -155,11 +155,13 @@ class NodeReader:
     async def stat_written(
         self, put: Put, zxid: int, deadline: float
     ) -> tuple[str, ZnodeStat] | None:
-        """Return key and stat of the record that the write `zxid` put; None if gone or overwritten.
+        """Return key and stat of the record that the write `zxid` put.
+
+        Return None if the record was deleted or written again.
 
         Raises:
-            MetadataUnavailableError: this user may not read the record, or the record is gone and
-                with it its number.
+            MetadataUnavailableError: this user may not read the record. Or a sequential record was
+                deleted, so its number is unknown.
         """
         try:
             if put.sequential:
@@ -187,7 +189,7 @@ class NodeReader:
     # ----
 
     async def ask(self, reads: Iterable[Request], deadline: float) -> list[Any]:
-        """Send reads together and return their answers. The answer for a missing node is None."""
+        """Send all requests at once and return the answers; a missing node's answer is None."""
         if not (requests := list(reads)):
             return []
         while True:
@@ -234,9 +236,10 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """Return the number that the next sequential child gets: how many children the node has had.
+    """Return the number of children that the node has had: the next sequential child gets it.
 
-    Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
+    Source: DataNode.copyStat: `cversion` is twice that number minus the number of present children,
+    in 32 bits.
     """
     return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 

@@ -1,4 +1,4 @@
-"""Writes whose outcome becomes known even if the server's answer is lost.
+"""Receipts: they show the outcome of a write whose answer from the server was lost.
 
 If a connection breaks between a write and its answer, the outcome of the write is unknown. Reading
 the record does not help: another client may have written the same value, or a later one. So each
@@ -14,9 +14,9 @@ gives its receipt to the next write. Receipts lie outside of all scopes, where n
 watches or deletes them. The name of a receipt begins with the number of its session. ZooKeeper
 deletes the receipt when the session ends.
 
-Before the store reads a receipt, it makes a write of its own, the barrier. The barrier needs the
-quorum, so a deposed leader cannot answer it. On every server, the barrier comes after all requests
-that were sent before it.
+Before the store reads a receipt, it does another write, the barrier. The barrier needs a quorum, so
+a deposed leader cannot answer it. On every server, the barrier comes after all requests that were
+sent before the barrier.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _BARRIER = "barrier"
 
 
 class OutdatedError(Exception):
-    """Nothing was done, because the write is based on an outdated view."""
+    """Nothing was written, because the write is based on an outdated view of the nodes."""
 
 
 class Committed(NamedTuple):
@@ -133,8 +133,8 @@ class Receipts:
                 was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or the session's end undid it.
-            MetadataUnavailableError: no answer until `deadline`. Either its text says that the
-                outcome is unknown, or nothing was done.
+            MetadataUnavailableError: the server did not answer until `deadline`. If the error's
+                text does not say that the outcome is unknown, nothing was done.
         """
         name = await self._take(deadline)
         self.commits += 1
@@ -229,7 +229,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """Return the write of a mark; if the receipt's node may be missing, create it first."""
+        """Return the operation that writes a mark; create the receipt's node if it may not exist."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
@@ -250,7 +250,7 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """Correct our knowledge of a receipt after the server refused to write it."""
+        """Prepare another attempt after the server refused to write a receipt's mark."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
             if await self._is_create_denied(name):
@@ -294,7 +294,7 @@ class Receipts:
 
 
 def _require_time(deadline: float) -> None:
-    """Raise `MetadataUnavailableError` if the loop's time is too late for another attempt."""
+    """Raise `MetadataUnavailableError` if `deadline` (the loop's time) has passed."""
     if asyncio.get_running_loop().time() >= deadline:
         raise MetadataUnavailableError("the metadata store did not do the write in time")
 
@@ -306,7 +306,7 @@ def _refusal(code: int) -> BookieError:
 
 
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
-    """Return the error of a write that may have been the last write of its session."""
+    """Return the error for a write whose session ended before the answer came."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
         # If the write was done, its records ended with their session.
         return SessionLostError("the session with the metadata store ended; nothing was written")

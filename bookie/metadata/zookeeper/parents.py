@@ -3,9 +3,9 @@
 If several creates of a store need the same parents, the first create makes the parents and the
 other creates wait.
 
-A parent is removed only if it is still the node that was seen before (see `REMOVALS`). Removals by
-many stores at once conflict; after several conflicts, a removal leaves its parent. A later delete
-below that parent, or a recursive delete, removes it.
+A parent is removed only if it is still the node that was read before (see `REMOVALS`). Removals by
+several stores at once conflict; after `_REMOVAL_ATTEMPTS` conflicts, the parent is left. A later
+delete below that parent, or a recursive delete, removes the parent.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Parents:
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """True if all these parents are known to stay without children, as sequences require."""
+        """True if all these parents are known to stay without children.
+
+        A parent of persistent sequential nodes must stay, because its numbers must not begin anew.
+        """
         return all(key in self._kept for key in keys)
 
     # ---- making
@@ -160,8 +163,8 @@ class Parents:
     async def remove_empty(self, keys: Iterable[str]) -> None:
         """Remove each of `keys` that is a parent without children, then the empty parents above.
 
-        `remove_empty` never raises: a parent that stays is removed by a later delete or by a
-        recursive delete.
+        Errors are ignored: a later delete below a parent that is left, or a recursive delete,
+        removes the parent.
         """
         deadline = self._link.deadline()
         try:

@@ -53,7 +53,7 @@ class Request(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _OfPath:
-    """A request that takes a path and nothing else."""
+    """A request whose only argument is a path."""
 
     path: str
     _call: ClassVar[str]
@@ -87,7 +87,7 @@ class GetACL(_OfPath):
 
 
 class Sync(_OfPath):
-    """Let the server that we are connected to catch up with its leader."""
+    """Wait until our server has all commits that its leader has now."""
 
     _call = "sync_async"
 

@@ -1,4 +1,4 @@
-"""Gives a tree of nodes the access control lists of the table in `rights`.
+"""Give all nodes of a scope the access control lists of the table in `rights`.
 
 New nodes get their lists when they are created. `restrict` changes the lists of existing nodes. It
 also creates the nodes of the table's parts, which only admins can create.
@@ -40,12 +40,12 @@ _WINDOW = 64
 async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
     """Make the nodes of all parts, and give each node its list; return the number of new lists.
 
-    After an interruption, another call continues the work. Other processes create their nodes with
-    the lists of their own settings, even during the call.
+    After an interruption, call this again. Other processes create nodes with the lists of their own
+    settings, even during the call.
 
     Raises:
-        ConfigurationError: the settings name no users, or our user is none of the admins.
-        UnauthorizedError: a node belongs to others.
+        ConfigurationError: the settings name no users, or our user is not one of the admins.
+        UnauthorizedError: our user may not change the list of a node.
         MetadataUnavailableError: ZooKeeper does not answer.
     """
     if not scope.has_kinds:
@@ -63,7 +63,7 @@ async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
 
 
 async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
-    """Refuse lists that would lock us out: try the admins' list on a temporary node."""
+    """Check on a temporary node that our user can still change a node with the admins' list."""
     path = scope.path(f"/rights-{uuid.uuid4().hex}")
     acl = scope.acl(ROOT)
     mark = scope.mark
@@ -83,7 +83,7 @@ async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
 
 
 async def _keep_part(link: ZooKeeperLink, scope: Scope, part: str) -> None:
-    """Make the node of a part, unless it exists, and mark it to stay without children."""
+    """Make the node of a part unless it exists; mark it so that it stays without children."""
     path, mark = scope.path(part), scope.mark
     while True:
         try:
