@@ -1,7 +1,7 @@
-"""The rules of a transaction, shared by the backends that store the tree of records themselves.
+"""The rules of a transaction, which all backends share.
 
-`evaluate` looks at the state before a transaction. `evaluate` raises the error of the first
-condition that fails, or returns what to write. `evaluate` changes nothing itself.
+`evaluate` gets the state before a transaction. It raises the error of the first condition that
+fails, or returns the effects to write. It changes nothing itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_OWNER = b""
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The facts of a record that `evaluate` needs. `owner` is a session id, or `NO_OWNER`."""
+    """The part of a record that `evaluate` needs; `owner` is a session id, or `NO_OWNER`."""
 
     version: int
     owner: bytes
@@ -44,7 +44,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Stored):
-    """A whole record, for backends that number their commits without gaps."""
+    """A whole record, for backends in which a commit's number is the version of its records."""
 
     value: bytes
     version_at_creation: int
@@ -76,7 +76,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An effect: store `value` under `key` for `owner`, as a new record or over the old one."""
+    """An effect: create or replace the record of `key`, with `value` and `owner`."""
 
     key: str
     value: bytes
@@ -89,7 +89,7 @@ class Write:
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
-        """Return the record after commit `version`; a change of owner makes it a new record."""
+        """Return the record after commit `version`; with another owner, it counts as new."""
         if before is None or before.owner != self.owner:
             return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
         return replace(before, version=version, value=self.value, modified_ms=now_ms)
@@ -107,7 +107,7 @@ class Deletion:
 def evaluate(
     operations: Sequence[Operation], tree: Tree, session: bytes, number: int
 ) -> list[Write | Deletion | None]:
-    """Return one effect per operation, or None for a `Check`.
+    """Return one effect for each operation; None for a `Check`.
 
     The keys of sequential records end with `number`, which must be greater than the number of every
     earlier commit.

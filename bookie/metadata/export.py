@@ -2,16 +2,16 @@
 
 A copy leaves out records that belong to a session (registrations, locks), because the copies would
 outlive their owner. A copy writes the records of the top level last, because they contain the
-cluster's identity. An interrupted copy lacks the identity, so nobody takes it for a cluster. Repeat
-a copy that was interrupted: a record that exists in the target with the same value stays. A record
-that exists with another value stays, too, and is an error.
+cluster's identity. An interrupted copy lacks the identity, so no process uses it as a cluster.
+Repeat a copy that was interrupted: a record that exists in the target with the same value stays. If
+a record exists with another value, the copy raises an error, unless it may overwrite records.
 
 **Sequential numbers** begin anew in the target. Queued items would have higher numbers than items
-that are added later, so a store with queued items is not copied.
+that are added later, so `migrate` and `import_records` refuse a store with queued items.
 
-**Access control lists** move with `migrate`: a list that restricts a record in the source also
+**Access control lists** are copied by `migrate`: a list that restricts a record in the source also
 restricts the record in the target. Records that are open to all get the target's default list. An
-export file holds no lists.
+export file contains no lists.
 
 A file has one JSON object a line::
 
@@ -90,10 +90,11 @@ class Copied:
 async def export_lines(
     store: MetadataStore, key: str = ROOT, *, skipped: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """Yield the lines of an export of `key` and all below it; raise if the export is incomplete.
+    """Yield the lines of an export of the record of `key` and all records below it.
 
-    The walk over the records takes time: stop the cluster to get the state of one moment. `skipped`
-    is called with each key that belongs to a session.
+    An error is raised if the export cannot be completed. The records are read one after another:
+    stop the cluster to get the state of one moment. `skipped` is called with each key that belongs
+    to a session.
     """
     seal = _Seal()
     yield seal.line({"format": FORMAT, "version": FORMAT_VERSION})
@@ -112,7 +113,7 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
 
     Raises:
         FormatError: the file is no export, was cut off, or was changed; the message names the line.
-        NewerFormatError: a newer version wrote it.
+        NewerFormatError: a newer version of bookie wrote the file.
     """
     seal = _Seal()
     records: list[tuple[str, bytes]] = []
@@ -148,8 +149,9 @@ async def import_records(
 
     Raises:
         MetadataError: an item of a queue is among the records; nothing was written.
-        KeyExistsError: a record has another value and `overwrite` is false. The message names it.
-            Earlier writes stay.
+        KeyExistsError: a record exists in the target with another value, and `overwrite` is false.
+            Or a record in the target belongs to a session. The message names the record. Earlier
+            writes stay.
     """
     for key, _ in records:
         _refuse_queued(key)
@@ -175,8 +177,9 @@ async def migrate(
 
     Raises:
         MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
-            key has more children than the target can list. In these cases nothing was written. Or
-            the two stores differ after the copy, because another process wrote to one of them.
+            key has more children than the target can list. Or a list is hidden from this user. In
+            these cases nothing was written. Or the two stores differ after the copy: another
+            process wrote to one of them, or the target had other records before.
         UnsupportedError: a record is restricted, and the target lacks access control by record. In
             this case nothing was written.
         KeyExistsError: see `import_records`; or a restricted record has another access control
@@ -210,7 +213,7 @@ def _refuse_queued(key: str) -> None:
 
 
 async def _walk_with_acl(store: MetadataStore) -> AsyncIterator[tuple[Record, AccessList | None]]:
-    """Yield each record with its restricting access control list, or None if open to all."""
+    """Yield each record with its access control list, or with None if it is open to all."""
     if not store.has_access_control:
         async for record in walk(store):
             yield record, None
@@ -282,7 +285,7 @@ async def _require_movable(
 
 
 def _process(record: Record) -> str:
-    """Name the process whose ``HOST:PID`` is the value of a record; empty for other values."""
+    """Return text that names the process if the record's value is ``HOST:PID``; else no text."""
     return f" of the process {record.value.decode()}" if _HOST_AND_PID(record.value) else ""
 
 
@@ -305,7 +308,7 @@ class _Writer:
         self._size_bytes = 0
 
     async def add(self, key: str, value: bytes, acl: AccessList | None = None) -> None:
-        """Write one record, now or together with later records."""
+        """Write one record, now or later in one transaction with other records."""
         put = Put(key, value, NOT_EXISTS, acl=acl)
         if parent_of(key) == ROOT:
             self._top.append(put)
@@ -313,7 +316,7 @@ class _Writer:
             await self._together(put)
 
     async def finish(self) -> None:
-        """Write the records that still wait; those of the top level follow all others."""
+        """Write the records that are left; those of the top level are written last."""
         await self._flush()
         for put in self._top:
             await self._together(put)
@@ -466,7 +469,7 @@ class Difference:
 async def differences(left: MetadataStore, right: MetadataStore) -> AsyncIterator[Difference]:
     """Yield the differences between two stores in the order of `walk`.
 
-    Session records do not count.
+    Records that belong to sessions are left out.
     """
     ours, theirs = _persistent(left), _persistent(right)
     one, other = await anext(ours, None), await anext(theirs, None)

@@ -35,7 +35,7 @@ _log = event_log(__name__)
 
 
 def backoff() -> Backoff:
-    """Return random delays, so that processes that lost the store together retry apart."""
+    """Return pauses with jitter: processes that lost the store together retry at other times."""
     return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
@@ -45,8 +45,8 @@ class Mirror(Generic[T]):
     Args:
         store: must stay open until the mirror is closed.
         prefix: the key at or above all of `parents`; one watch follows it.
-        parents: the keys whose children are mirrored. The keys are listed in this order. So a
-            record that moves from an earlier to a later key during the listing is seen twice.
+        parents: the keys whose children are mirrored, in the order of the listing. If a record
+            moves from an earlier to a later key during the listing, both places may be in `values`.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """
@@ -74,7 +74,7 @@ class Mirror(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """A snapshot of the values by key; it is complete once the context is entered."""
+        """The present values by key; they are complete once the context is entered."""
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:
@@ -157,10 +157,10 @@ async def follow(
 ) -> None:
     """Call `take` with the result of `read`, now and after each change below `prefix`.
 
-    Several changes may lie between two calls of `take`. An outage delays the next call until the
-    store answers. The call is also delayed while the store refuses this process, or while `read`
-    raises a `MetadataError` or `RequestError`. State that raises `FormatError` is logged and
-    skipped. `follow` returns when the store is closed.
+    Several changes may lie between two calls of `take`. The next call of `take` is delayed while
+    the store does not answer or refuses this process, and while `read` raises a `MetadataError` or
+    `RequestError`. If `read` raises `FormatError`, the error is logged, and `take` is not called.
+    `follow` returns when the store is closed.
     """
     pauses = backoff()
     while True:

@@ -61,7 +61,7 @@ def check_prefix(key: str) -> str:
 
 
 def check_listing(key: str, after: str) -> None:
-    """Refuse a listing below an invalid key, or one whose start name is no string."""
+    """Check the arguments of a listing: `key` is the root or valid, and `after` is a string."""
     check_prefix(key)
     if not isinstance(after, str):
         raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
@@ -115,9 +115,9 @@ class Stat:
     """An opaque token for compare-and-set; it grows over the life of one record."""
 
     revision: int | None
-    """The number of the last commit in the whole store; numbers ascend. None if unknown.
+    """The number of the commit that wrote the record last; None if it is unknown.
 
-    A lock uses it as its fencing token.
+    The numbers of all commits of the store ascend. A lock uses this number as its fencing token.
     """
 
     created_ms: int | None
@@ -213,18 +213,18 @@ def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
 class Put:
     """Write a record: create it (`version` `NOT_EXISTS`), replace it, or either (`version` None).
 
-    With `ephemeral`, the record belongs to the lease of the writing store afterwards. Without
-    `version`, the put creates the record, or replaces a record that belongs to this store already.
-    With the version of another store's ephemeral record, the put takes the record over.
+    With `ephemeral`, the record belongs to the session of the writing store afterwards. Without
+    `version`, the put creates the record, or replaces a record that already belongs to this
+    session. With the version of another session's ephemeral record, the put takes the record over.
 
     With `sequential`, the put creates a record whose key is `key` followed by a number of at least
-    `SEQUENCE_DIGITS_MIN` digits. The numbers of one `key` grow, and each number is used only once.
-    `version` must then be None or `NOT_EXISTS`. To order such keys, compare their numbers: as text,
-    a number with more digits may come first.
+    `SEQUENCE_DIGITS_MIN` digits. `version` must then be None or `NOT_EXISTS`. The numbers of one
+    `key` grow, and each number is used only once. To order such keys, compare their numbers: as
+    text, a number with more digits may come first.
 
-    All records below one parent that are ephemeral and sequential share one sequence of numbers,
-    whatever their keys. The sequence may begin anew when the parent has no children. For a name
-    that is never used twice, put a unique part into `key`.
+    If sequential records are also ephemeral, all such records below one parent share one sequence
+    of numbers, whatever their keys. This sequence may begin anew when the parent has no children,
+    so a number may be used again. For a key that is never used twice, put a unique part into `key`.
     """
 
     key: str
@@ -268,7 +268,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a record: only if it has `version`, or in any version if `version` is None."""
+    """Delete a record if it has `version`; None means any version."""
 
     key: str
     version: int | None = None
@@ -305,7 +305,7 @@ def sequential_key(key: str, number: int) -> str:
 
 
 def check_transaction(operations: Sequence[Operation]) -> None:
-    """Refuse a transaction that some backend cannot do in one step.
+    """Check that every backend can carry out the operations in one transaction.
 
     Raises:
         BadRequestError: the value is no list of operations, or has too many of them. Or a key is
@@ -360,7 +360,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One changed record. The end of a session shows as deletions of its ephemeral records.
+    """One changed record. When a session ends, its ephemeral records appear as deleted.
 
     `revision` is the revision of the commit, or None if the backend does not know it. To learn the
     new value, read the record; the read may find a later state.
@@ -385,9 +385,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Changes may be missing here, so the consumer must list the records again.
+    """A sign that the watch may have missed changes: the consumer must list the records again.
 
-    Later commits follow.
+    The watch continues with the later commits.
     """
 
 

@@ -64,7 +64,7 @@ PARTS: Mapping[str, frozenset[Kind]] = {
 """Part → the kinds that write at and below it, beside admins. Only admins write other keys."""
 
 ELSEWHERE = ""
-"""Stands for all keys that belong to no part."""
+"""The name of the part that contains all keys outside of `PARTS`."""
 
 
 _READ = frozenset({"read"})
@@ -81,10 +81,11 @@ def part_of(key: str) -> str:
 
 
 def permissions_of(kind: Kind, part: str) -> frozenset[str]:
-    """Return what a kind may do with the nodes of a part; `ROOT` is the scope's own node.
+    """Return the permissions of a kind for the nodes of a part; `ROOT` is the scope's own node.
 
-    Every process that writes also writes the scope's own node, to mark internal writes. But only
-    admins create and delete nodes directly below the scope.
+    Every process that writes also writes the scope's own node, to mark internal operations
+    (:mod:`bookie.metadata.zookeeper.changes`). But only admins create and delete nodes directly
+    below the scope.
     """
     if kind is Kind.ADMIN:
         return _ALL
@@ -121,12 +122,12 @@ def etcd_grants(scope: str, kind: Kind) -> list[EtcdGrant]:
 
 
 def etcd_role(scope: str, kind: Kind) -> str:
-    """Return the name of the role, such as ``bookies-reader``."""
+    """Return the name of the etcd role of a kind in a scope, such as ``bookies-reader``."""
     return f"{scope.strip('/').replace('/', '-')}-{kind}"
 
 
 def etcd_commands(scope: str, kind: Kind) -> list[str]:
-    """Return the commands that make the role, for a shell."""
+    """Return the shell commands that create the etcd role of a kind in a scope."""
     role = etcd_role(scope, kind)
     return [
         shlex.join(["etcdctl", "role", "add", role]),
@@ -162,7 +163,10 @@ def zookeeper_acl(part: str, users: Users) -> list[Acl]:
 
 
 def rights_table(kinds: Sequence[Kind]) -> list[dict[str, str]]:
-    """Return the table in ZooKeeper's letters: create, delete, read, write, admin."""
+    """Return the permissions of each kind for each part, as initials: ``cdrwa``.
+
+    The letters mean create, delete, read, write and admin.
+    """
     names = {ROOT: "the scope itself", ELSEWHERE: "everything else"}
     return [
         {

@@ -29,7 +29,8 @@ class MetadataSecurity:
     """TLS files and credentials for ``zk://`` and ``etcd://``; by default there are none.
 
     Raises:
-        ConfigurationError: a setting needs another one, which is missing; the message names both.
+        ConfigurationError: a setting needs another setting, which is missing; the message names
+            both.
     """
 
     tls_ca_file: Path | None = None
@@ -82,10 +83,11 @@ class MetadataSecurity:
 
 
 def security_of(settings: MetadataSettings) -> MetadataSecurity:
-    """Return the security that the section ``[metadata]`` of the settings describes.
+    """Return TLS files and credentials from the section ``[metadata]`` of the settings.
 
     Raises:
-        ConfigurationError: a setting needs another one, which is missing; the message names both.
+        ConfigurationError: a setting needs another setting, which is missing; the message names
+            both.
     """
     return MetadataSecurity(
         tls_ca_file=_path(settings.tls_ca_file),
@@ -110,7 +112,7 @@ def _users(settings: MetadataSettings) -> Users:
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:
-    """Split the users of one setting, which semicolons separate: names may hold commas."""
+    """Return the users in a setting's text; semicolons separate users that may contain commas."""
     users = tuple(user.strip() for user in text.split(";") if user.strip())
     for user in users:
         scheme, _, rest = user.partition(":")

@@ -1,4 +1,4 @@
-"""A session with a metadata store as its owner sees it: alive, in doubt, or lost.
+"""A session with a metadata store, as its owner knows it: alive, in doubt, or lost.
 
 A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
 life. The owner must regard the session as ended before the server ends it, even if the network is
@@ -7,25 +7,29 @@ that proved the session. The server's timeout began later, so the server cannot 
 before the owner's timeout has passed.
 
 =========== ==================================================== ===============================
-state       meaning                                              leaves it
+state       meaning                                              what ends the state
 =========== ==================================================== ===============================
-CONNECTED   requests are answered                                a broken connection, a silent
-                                                                 probe, a pause of this process
-DOUBTFUL    no answer comes; the session may be alive            an answer to a request sent since
-READ_ONLY   a server answers that cannot write                   a connection to one that can
-LOST        5/6 of the timeout passed without proof, or the      a renewal sent since
-            server said so: act as if all its records were gone
-CLOSED      the owner ended it                                   nothing
+CONNECTED   the server answers requests                          a broken connection, a probe
+                                                                 without an answer, a pause of
+                                                                 this process
+DOUBTFUL    the server does not answer; the session may be alive an answer to a request that was
+                                                                 sent in this state
+READ_ONLY   the server that answers cannot write                 a connection to a server that
+                                                                 can write
+LOST        the session was not proven for 5/6 of its timeout,   the answer to a renewal that was
+            or the server said that the session ended; the owner sent in this state
+            must act as if all the session's records were gone
+CLOSED      the owner ended the session                          nothing
 =========== ==================================================== ===============================
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
-then. A session that is lost by the owner's clock may still be alive at the server and come back.
-Even if it comes back, consumers get SESSION_LOST and SESSION_REESTABLISHED.
+then. A session that is lost by the owner's clock may still be alive at the server, and a renewal
+may continue it. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
-event loop. The session machine measures time by the clock. So it notices a pause at the first step
-after the pause, before it handles the event of that step. The clock must not stop while the
-computer is suspended.
+event loop. The session machine measures time by a clock that also runs while the machine is
+suspended. So it notices a pause at the first step after the pause, before it handles the event of
+that step.
 
 Source: PIP-45's session events and the session watcher of Apache Pulsar.
 """
@@ -64,8 +68,9 @@ class SessionEvent(enum.Enum):
 
     A short outage is announced as CONNECTION_LOST, RECONNECTED. A long outage, or an expiry, is
     announced as CONNECTION_LOST, SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. At
-    SESSION_REESTABLISHED the store has a session again. The server has deleted the ephemeral
-    records of the old session, or will soon delete these records.
+    SESSION_REESTABLISHED the store has a session again. If it is a new session, the server has
+    deleted the ephemeral records of the old session, or will soon delete them. If it is the old
+    session, its records may still exist.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -98,7 +103,7 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; a tick is due at `SessionMachine.deadline`."""
+    """Only time has passed. The latest time for a tick is `SessionMachine.deadline`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """The probe or renewal of time `sent_at` was answered with an error, or could not be sent."""
+    """The probe or renewal sent at `sent_at` was answered with an error, or could not be sent."""
 
     sent_at: float
 
@@ -144,8 +149,8 @@ class ReadOnly:
 class Expired:
     """The server says that the session ended.
 
-    `sent_at` is the time when the answered request was sent, or None if the server reported the end
-    unasked. If the request was sent before the present session began, the answer concerns an older
+    `sent_at` is the time when the answered request was sent, or None if the report answers no
+    request. If the request was sent before the present session began, the answer concerns an older
     session.
     """
 
@@ -189,7 +194,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send a request that proves the session, or with `renew` begins one; drop earlier probes.
+    """Send a request that proves the session or, with `renew`, renews it; drop earlier probes.
 
     One event follows, or none: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
     `AuthFailed`.
@@ -246,7 +251,7 @@ class SessionMachine:
         return due if self._state is SessionState.LOST else min(due, self._lost_at)
 
     def step(self, event: MonitorEvent, now: float) -> list[SessionEffect]:
-        """Let time pass until `now`, then handle `event`; return the effects, in order."""
+        """Handle the time until `now`, then `event`; return the effects, in order."""
         if self._state is SessionState.CLOSED or isinstance(event, Closed):
             self._state = SessionState.CLOSED
             return []
@@ -301,7 +306,7 @@ class SessionMachine:
             self._effects.append(Probe(now, renew=self._state is SessionState.LOST))
 
     def _retry(self, now: float) -> None:
-        """Schedule the next probe after the failed one, with a pause that doubles each time."""
+        """Schedule the next probe after a failed probe, with a pause that doubles each time."""
         self._probe_at = now + self._backoff.next()
         self._probe_sent_at = None
 
@@ -422,15 +427,15 @@ class SessionMachine:
 
 
 class SessionPolicy:
-    """Decides whether a process continues while it has no session with the metadata store.
+    """Decides when a process must end because it has no session with the metadata store.
 
     Source: PIP-57, whose policies are to shut down when the session is lost and to reconnect.
 
     Args:
         timeout_seconds: the session timeout.
-        give_up_after_timeouts: an outage of more session timeouts than this is final; 0 means that
-            no outage is final.
-        shutdown_when_lost: if true, the first lost session is final.
+        give_up_after_timeouts: the process must end after an outage of this number of session
+            timeouts; 0 means that no outage ends the process.
+        shutdown_when_lost: if true, the process must end when a session is lost.
     """
 
     def __init__(
@@ -449,14 +454,14 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which an outage becomes final; None without an outage or a limit."""
+        """The time at which the process must end because of the outage; None if it need not."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
 
     @property
     def is_away(self) -> bool:
-        """True from the loss of the connection or the session until the store is reconnected."""
+        """True during an outage: from the loss of connection or session to the reconnection."""
         return self._since is not None
 
     def away_seconds(self, now: float) -> float:
@@ -464,9 +469,9 @@ class SessionPolicy:
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Take an event (None: only time passed); return the reason to give up, or an empty text.
+        """Handle an event, or only time if it is None; return the reason to end, or empty text.
 
-        After a first reason, every later call returns that reason.
+        After a call has returned a reason, every later call returns this reason.
         """
         if self._verdict:
             return self._verdict

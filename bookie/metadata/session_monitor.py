@@ -2,9 +2,9 @@
 
 Each session of a backend has one monitor. The monitor reads the clock, and gives the state machine
 a tick at each deadline. The backend supplies the functions that prove and renew the session, and
-forwards the reports of its connection. The monitor hands the session's events to the backend in
-order. `tell` announces events before it returns, so the event of a lost session comes before any
-effect of the loss.
+reports the events of its connection by `tell`. The monitor hands the session's events to the
+backend in order. `tell` announces these events before it returns, so consumers get the event of a
+lost session before any effect of the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.metadata.session import (
 
 
 class SessionMonitor:
-    """Watches one session while the context is open. Leaving the context announces nothing.
+    """Watches one session while the context is open; the end of the context announces no event.
 
     Args:
         timeout_seconds: the session timeout that the server granted.
@@ -42,8 +42,8 @@ class SessionMonitor:
             server refuses our credentials, and any other BookieError if the server does not answer.
             A call is cancelled after a third of the timeout.
         renew: returns when there is a session, the old one or a new one, and the store is usable.
-            Raises the errors of `probe`. Called only while the session is lost. Effects of a
-            cancelled call may stay.
+            Raises the errors of `probe`. Called only while the session is lost. A cancelled call
+            may have begun a session.
         announce: takes each event of the session. It must not raise or call `tell`.
         begun_at: the time by `clock` when the request that began the session was sent; None means
             now.
@@ -76,7 +76,7 @@ class SessionMonitor:
 
     @property
     def state(self) -> SessionState:
-        """The state of the session now; reading it also notices a pause of the process."""
+        """The state of the session now; a pause of the process before this call is considered."""
         if self._deadline is not None and self._clock() >= self._deadline:
             # A tick is told only after the deadline. Before the deadline, a tick would only wake
             # the keeper.
@@ -88,7 +88,7 @@ class SessionMonitor:
         return self._clock()
 
     def tell(self, event: MonitorEvent) -> None:
-        """Hand the session machine an event of the connection, or the answer to a request."""
+        """Hand an event of the connection, or a request's answer, to the session machine."""
         effects = self._machine.step(event, self._clock())
         self._deadline = self._machine.deadline
         for effect in effects:

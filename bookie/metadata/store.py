@@ -73,7 +73,7 @@ class MetadataStore(ABC):
     """True if each record has an access control list of its own."""
 
     session_timeout_seconds: float
-    """After this time without a sign of life, other processes may end the store's lease."""
+    """After this time without a sign of life, the server or other processes may end the session."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class MetadataStore(ABC):
         """True unless the session is in doubt or lost; also True before the session begins.
 
         After a pause of the process, this property is False at once. The session's events come only
-        in a later turn of the event loop, which is too late for a caller that relies on its lease.
+        in a later turn of the event loop. This is too late for a caller that relies on its session.
         """
 
     @abstractmethod
@@ -140,7 +140,7 @@ class MetadataStore(ABC):
         Raises:
             NoSuchKeyError: there is no record.
             BadVersionError: the record has another version.
-            KeyHasChildrenError: there are keys below it.
+            KeyHasChildrenError: there are keys below `key`.
             SessionLostError: the session ended before the write; nothing was deleted.
         """
         await self.transaction([Delete(key, version)])
@@ -149,14 +149,14 @@ class MetadataStore(ABC):
         """Delete all keys below `key`, then the record of `key`. Missing keys are no error.
 
         Children are deleted before their parents, in several steps, which other processes can see.
-        A failure may leave a part of the keys; call the method again to continue. If `key` is the
-        root, everything is deleted.
+        After a failure, some of the keys may remain; call the method again to continue. If `key` is
+        the root, all records are deleted.
 
-        `condition` is checked in every step, in the transaction of that step.
+        Each step checks `condition` in its own transaction.
 
         Raises:
             KeyHasChildrenError: other processes kept creating keys below `key`.
-            BadVersionError: the condition failed; nothing was deleted after that.
+            BadVersionError: `condition` failed in a step; this step and later steps did nothing.
         """
         check_prefix(key)
         if not isinstance(condition, Check | None):
@@ -209,19 +209,20 @@ class MetadataStore(ABC):
 
         Returns one result per operation: the record's new state for a put, None for a delete or a
         check. Raises the error of the first operation whose condition fails, as `put` and `delete`
-        do. A failed check raises a BadVersionError.
+        do. A failed `Check` raises BadVersionError, or KeyExistsError, which is a BadVersionError.
         """
 
     async def foreign_keys(self) -> list[bytes]:
         """Return the keys in the scope that can name no record, because another program wrote them.
 
-        Listings and watches skip foreign keys, and only `delete_foreign` deletes them. A key with a
-        foreign key below it is not empty. Only some servers can hold foreign keys.
+        Listings and watches skip foreign keys, and only `delete_foreign` deletes foreign keys. A
+        key with a foreign key below it counts as a key with children. Only some servers can hold
+        foreign keys.
         """
         return []
 
     async def delete_foreign(self) -> int:
-        """Delete the foreign keys and return how many there were."""
+        """Delete the foreign keys and return their number."""
         return 0
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
@@ -254,12 +255,12 @@ class MetadataStore(ABC):
         Raises:
             UnsupportedError: this kind of store has no access control.
             ConfigurationError: the settings name no users, or this user is no admin.
-            UnauthorizedError: some records belong to others.
+            UnauthorizedError: this user may not change the lists of some records.
         """
         raise self._no_access_control()
 
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:
-        """Refuse operations that ask for access control, in a backend without it."""
+        """Raise UnsupportedError if an operation has an access control list."""
         for operation in operations:
             if isinstance(operation, Put) and operation.acl is not None:
                 raise self._no_access_control()
@@ -280,7 +281,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def session_events(self) -> AbstractAsyncContextManager[AsyncIterator[SessionEvent]]:
-        """Deliver the session's events, once the context is entered."""
+        """Deliver the session's events from the time at which the context is entered."""
 
     @abstractmethod
     async def sync(self) -> None:
@@ -288,8 +289,11 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Open the store; its session begins now, or when a write or its events need it."""
+        """Open the store; its session begins now, or with the first write or event consumer."""
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None:
-        """End the session; its ephemeral records are deleted when this method returns."""
+        """End the session and delete its ephemeral records.
+
+        If the store does not answer, the session and its records end later, by the timeout.
+        """

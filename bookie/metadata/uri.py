@@ -1,15 +1,15 @@
 """Metadata URIs: they name the backend, the servers and the scope.
 
 =============================================== ==================================================
-``memory://NAME``                               of this process
-``local:///absolute/directory``                 of the processes of one machine
+``memory://NAME``                               a store in the memory of this process
+``local:///absolute/directory``                 a store for the processes of one machine
 ``zk://HOST:2181,HOST:2181/scope``              ZooKeeper; keys lie below ``/scope`` (a chroot)
 ``etcd://HOST:2379,HOST:2379/scope``            etcd; keys begin with ``/scope``
 =============================================== ==================================================
 
 An IPv6 address is written in brackets, as in ``zk://[::1]:2181,[::1]:2182/scope``. A host without a
-port has the backend's usual port. The scope may have several segments. Credentials and TLS come as
-`MetadataSecurity`, never in the URI.
+port has the backend's usual port. The scope may have several segments. A URI contains neither
+credentials nor TLS files; they are in `MetadataSecurity`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _host(uri: str, text: str, default_port: int) -> Host:
 
 
 def require_shared(uri: str) -> None:
-    """Refuse a store that only this process can see.
+    """Check that other processes can also use the store of a URI.
 
     Raises:
         ConfigurationError: the store is in memory, or `split_uri` refuses the URI.
@@ -106,10 +106,10 @@ def require_shared(uri: str) -> None:
 
 
 def shown_uri(uri: str) -> str:
-    """Return a URI for people and logs, without what could be a password in it.
+    """Return a URI for messages and logs, without the parts that could contain a password.
 
-    Credentials belong into no URI, but somebody may write them there. Whatever stands before the
-    last ``@``, or behind a question mark or ``#``, is left out.
+    A user may write credentials into a URI by mistake. So the text before the last ``@``, and the
+    text after a question mark or ``#``, is left out.
     """
     _, at, rest = uri.rpartition("@")
     kept = re.split("[?#]", rest, maxsplit=1)

@@ -1,7 +1,7 @@
 """Delivery of events to consumers, shared by all stores.
 
-Each consumer has a bounded queue, so the store never waits for a consumer. When a consumer is too
-far behind, one overflow item (`Resync` for watches) replaces the consumer's whole backlog.
+Each consumer has a bounded queue, so the store never waits for a consumer. When the queue is full,
+one overflow item (`Resync` for watches) replaces all queued items.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKLOG_MAX = 10_000
 
 
 class Subscription(Generic[T]):
-    """An async iterator over pushed items, for one consumer in the event loop that pushes."""
+    """An async iterator over pushed items; `push` and the consumer must use one event loop."""
 
     def __init__(self, overflow: T, backlog_max: int = BACKLOG_MAX) -> None:
         self._overflow = overflow
@@ -69,7 +69,7 @@ class Watches:
 
     @contextmanager
     def open(self, prefix: str, since: int = -1) -> Iterator[AsyncIterator[Change]]:
-        """Yield the changes at and below `prefix` after revision `since`, until context exit."""
+        """Yield an iterator of the changes at or below `prefix` after revision `since`."""
         subscription: Subscription[Change] = Subscription(overflow=Resync())
         self._watches[subscription] = (prefix, since)
         try:
@@ -78,7 +78,7 @@ class Watches:
             del self._watches[subscription]
 
     def deliver(self, revision: int | None, events: Sequence[WatchEvent]) -> None:
-        """Give each watch the changes of a commit that lie at or below its prefix."""
+        """Give each watch those changes of a commit that are at or below the watch's prefix."""
         for subscription, (prefix, since) in self._watches.items():
             if revision is not None and revision <= since:
                 continue
@@ -102,7 +102,7 @@ class Watches:
 
 
 class SessionWatches:
-    """The consumers of a session's events."""
+    """Delivers a session's events to all consumers."""
 
     def __init__(self) -> None:
         self._subscriptions: dict[Subscription[SessionEvent], None] = {}
@@ -110,7 +110,7 @@ class SessionWatches:
 
     @contextmanager
     def open(self) -> Iterator[AsyncIterator[SessionEvent]]:
-        """Yield the session's events from now on, until the context ends."""
+        """Yield an iterator of the session's events from now on."""
         subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
         self._subscriptions[subscription] = None
         try:
