@@ -229,7 +229,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """Return the operation that writes a mark; create the receipt's node if it may not exist."""
+        """Return the operation that writes a mark; create the receipt's node if it may be missing."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
