@@ -36,14 +36,14 @@ def open_store(
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """Return the store that `uri` names, as a context manager; entering it begins the session.
 
-    `session_timeout_seconds` lies in 0.1 … 3600. This call itself opens nothing. Only ``zk://`` and
-    ``etcd://`` need `security`. If `create` is false, a ``local://`` directory must hold a store
-    already; the other kinds of stores need no creation.
+    `session_timeout_seconds` must be in 0.1 … 3600. This call opens nothing before the context is
+    entered. Only ``zk://`` and ``etcd://`` need `security`. If `create` is false, a ``local://``
+    directory must already contain a store; the other kinds of stores need no creation.
 
     Raises:
-        ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
-        NoSuchKeyError: (on entering) the directory holds no store, and `create` is false.
-        FormatError: (on entering) the directory holds something else, or a newer format.
+        ConfigurationError: the URI, the timeout or another argument is wrong.
+        NoSuchKeyError: (on entering) the directory contains no store, and `create` is false.
+        FormatError: (on entering) the directory contains other files, or a store of a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
     parts = split_uri(uri)

@@ -183,7 +183,7 @@ async def migrate(
         UnsupportedError: a record is restricted, and the target lacks access control by record. In
             this case nothing was written.
         KeyExistsError: see `import_records`; or a restricted record has another access control
-            list.
+            list in the target.
     """
     await _require_movable(source, target, live=live, drop_acl=drop_acl)
     writer = _Writer(target, Copied(), overwrite=overwrite, count=count)
@@ -260,7 +260,7 @@ async def _require_same_access(source: MetadataStore, target: MetadataStore) -> 
 async def _require_movable(
     source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
 ) -> None:
-    """Before the first write, refuse a source that cannot or must not be copied."""
+    """Check, before the first write, that the source can and may be copied."""
     children: Counter[str] = Counter()
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:

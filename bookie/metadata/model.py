@@ -1,7 +1,7 @@
 """The content of a metadata store: keys, records, operations on them, and changes for watches.
 
-The limits and checks of this module are the same on every backend; they are applied before the
-backend is asked.
+The limits and checks of this module are the same on every backend; a store applies them before it
+sends a request.
 """
 
 from __future__ import annotations

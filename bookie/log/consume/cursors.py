@@ -159,7 +159,7 @@ class CursorRecord:
 
 
 class Cursors:
-    """The cursors of one log."""
+    """Creates, moves, reads and deletes the cursors of one log."""
 
     def __init__(self, client: LogClient, name: LogName, reading: PartitionReading) -> None:
         self._client = client
@@ -301,7 +301,7 @@ class Cursors:
 
     @checked
     async def status(self, cursor: str | None = None) -> list[CursorStatus]:
-        """Return the status and lag of one cursor or of all, ordered by name and partition.
+        """Return the status of one cursor or of all cursors, ordered by name and partition.
 
         Raises:
             NoSuchCursorError: there is no such cursor.
@@ -363,8 +363,8 @@ def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCurso
 def next_epoch(found: LogCursor, revision: int) -> int:
     """Return the cursor's next epoch. The first epoch of a cursor is `revision`, but at least 1.
 
-    Each epoch begins with a write, and each write has a greater revision than the last one. So no
-    epoch is greater than the revision of the write that began the epoch.
+    Each epoch begins with a write, and each write has a greater revision than the write before. So
+    no epoch is greater than the revision of the write that began the epoch.
     """
     return found.epoch + 1 if found.epoch else max(1, revision)
 

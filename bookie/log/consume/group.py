@@ -294,7 +294,7 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Begin to consume those `partitions` that are new; release all others soon."""
+        """Begin to consume those `partitions` that are new; let the member release all others."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:

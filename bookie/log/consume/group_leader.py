@@ -111,7 +111,7 @@ class GroupLeader:
         """Compute the assignment, and write it if it differs from the stored assignment.
 
         Raises:
-            MetadataUnavailableError, SessionLostError: unknown whether it was written.
+            MetadataUnavailableError, SessionLostError: unknown whether the assignment was written.
         """
         partitions = [str(one) for one in await self._wanted(profiles.values())]
         while True:

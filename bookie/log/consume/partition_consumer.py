@@ -65,8 +65,8 @@ class ConsumedBatch:
 class PartitionConsumer:
     """The consumption of one partition by one consumer, from `hold` to `close`.
 
-    `take` returns a batch, or None without waiting. After None, `on_news` is called when another
-    call of `take` may return a batch.
+    `take` does not wait: it returns a batch, or None if none is ready. After None, `on_news` is
+    called when another call of `take` may return a batch.
     """
 
     def __init__(

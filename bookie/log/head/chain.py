@@ -19,7 +19,7 @@ the newest closed range stays if   a new owner reads it to recognise records tha
 it has a snapshot of producers     even after the truncation of these records
 ================================== ==============================================================
 
-Source: the ledger lists of Apache BookKeeper's protocol document, with an owner that is named.
+Source: the ledger lists of Apache BookKeeper's protocol document; here, the head names the owner.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
 def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
     """Return the index of the first range that may have a record of `timestamp_ms` or later.
 
-    An open range may always have such a record. If no range can have one, the result is
+    An open range may always have such a record. If no range can have such a record, the result is
     ``len(ranges)``.
     """
     for index, one in enumerate(ranges):
@@ -252,7 +252,7 @@ CHUNKS_REWRITTEN_MAX = 48
 
 @dataclass(frozen=True, slots=True)
 class JoinedRanges:
-    """Consecutive closed ranges, and one range that contains copies of all their entries."""
+    """Consecutive closed ranges, and one range with copies of their entries that replaces them."""
 
     before: tuple[LogRange, ...]
     after: LogRange

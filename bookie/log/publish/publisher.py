@@ -2,9 +2,9 @@
 
 The transaction replaces the head of each partition that the batch touches, and the record of the
 application's last batch. The transaction fails if another process has changed a head or that
-record. After a failed transaction, the publisher reads everything again. Each batch of an
-application has a greater number than the batch before. So at most one attempt publishes a batch,
-even if the reply of that attempt is lost.
+record. After a failed transaction, the publisher reads the heads and that record again. Each batch
+of an application has a greater number than the batch before. So at most one attempt publishes a
+batch, even if the reply of that attempt is lost.
 
 ================================ =================================================================
 limit of one transaction         limit of one batch
@@ -113,10 +113,10 @@ class LogPublisher:
         """Publish a batch; False if this batch or a newer one was published before.
 
         A batch may be empty. The ranges of a partition are published in the given order. When the
-        call returns, all readers see all ranges of the batch. From then on, an equal or older batch
-        of the application is dropped. After NoSuchLogError, LogFullError or BadRequestError nothing
-        was published. After another error or a cancellation, or if the client was closed, the
-        outcome may be unknown: publish the same batch again.
+        call returns, the newest heads name all ranges of the batch. From then on, an equal or older
+        batch of the application is dropped. After NoSuchLogError, LogFullError or BadRequestError
+        nothing was published. After another error or a cancellation, or if the client was closed,
+        the outcome may be unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.

@@ -27,7 +27,7 @@ RUNS_AHEAD_MAX = 8
 
 
 class RunEntries(NamedTuple):
-    """Consecutive entries of one ledger, and the offset of the first of them."""
+    """Consecutive entries of one ledger, and the offset of the first entry."""
 
     ledger_id: int
     offset: int

@@ -175,7 +175,7 @@ class LogReader:
             self._waker.set_result(None)
 
     async def lag(self) -> int:
-        """Return the number of confirmed entries from `next_offset` on; of all, if that is None.
+        """Return the number of confirmed entries from `next_offset` on, or of all if it is None.
 
         Raises:
             NoSuchLogError: the log was deleted.

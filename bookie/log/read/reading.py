@@ -1,4 +1,4 @@
-"""The interface by which consumers read partitions, so that tests can supply other records."""
+"""The interface by which consumers read partitions; tests can supply another implementation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PartitionReading(Protocol):
         """Yield the records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return a place's offset; that of ``latest`` follows the last confirmed record."""
+        """Return a place's offset; for ``latest``, the offset after the last confirmed record."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """Return the earliest offset, and the offset after the last confirmed record."""

@@ -119,7 +119,7 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
     """Return the offset after the last confirmed entry.
 
     Raises:
-        NoSuchLedgerError: the ledger of an open range has vanished, and the head still names it.
+        NoSuchLedgerError: the ledger of an open range does not exist, and the head still names it.
         NotEnoughBookiesError: too few bookies answered to tell where an open range ends.
         MetadataError: the metadata store failed.
     """
@@ -194,7 +194,7 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
     """Return the offset of the first record with a timestamp of `timestamp_ms` or later.
 
-    In the two cases of the module's docstring, the result is a smaller offset. If no record has
+    In the two cases of the module's docstring, the result may be a smaller offset. If no record has
     such a timestamp, the result is the end of the log.
 
     Raises:

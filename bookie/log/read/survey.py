@@ -1,4 +1,4 @@
-"""Find the ledgers and offsets of a log's records, for jobs that read with many tasks.
+"""Find the offsets and sizes of a log's records, for jobs that read with many tasks.
 
 A survey neither fences nor writes anything. A later append, truncation or compaction may change the
 results.
@@ -41,7 +41,7 @@ class LogSpan:
 
 
 class LogSurvey:
-    """Finds the offsets and ledgers of one log's records. Create a survey by `open`."""
+    """Finds the offsets and sizes of one log's records. Create a survey by `open`."""
 
     def __init__(
         self, client: LogClient, name: LogName, definition: LogDefinition, password: bytes

@@ -481,7 +481,7 @@ class PartitionWriter:
             await writer.flush()
 
     async def _add_next(self) -> None:
-        """Create a ledger and add it to the head; after a failure, another call continues this."""
+        """Create a ledger and add it to the head; after a failure, call this again to continue."""
         if self._created is None:
             self._created = await self._create()
         created = self._created
@@ -527,7 +527,7 @@ class PartitionWriter:
         """Continue in a new ledger after the writer of the present ledger has ended.
 
         Raises:
-            NotPermittedError: the client's roles permit no appends, to a new ledger either.
+            NotPermittedError: the client's roles permit no appends, so a new ledger is useless.
         """
         if isinstance(self._segment.writer.failure, NotPermittedError):
             raise fresh(self._segment.writer.failure)

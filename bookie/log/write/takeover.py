@@ -264,7 +264,7 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a new ledger that its creator cannot use, for example after another takeover.
+    """Delete a new ledger that its creator cannot use, because it lost the partition or failed.
 
     If the head may name the ledger, the ledger stays, and the new owner closes it. If the deletion
     fails, a later sweep deletes the ledger.

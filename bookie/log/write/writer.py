@@ -114,6 +114,8 @@ class LogWriter:
             BadRequestError: an argument is wrong; nothing was appended.
             LogFullError: the log's quota is used up; nothing was appended.
             DuplicateRecordError: the producer's number is too old; nothing was appended.
+            ClockError: this machine's clock was set, and is compared now; nothing was appended.
+                Append again.
             LogTakenOverError: another process owns the partition. With this and every error below,
                 the outcome is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.

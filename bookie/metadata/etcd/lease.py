@@ -32,7 +32,7 @@ WRITES_MAX = 64
 
 
 class EtcdLease:
-    """One lease, which etcd ends after `timeout_seconds` (rounded up) without a `prove`."""
+    """One lease, which etcd ends after `timeout_seconds` (rounded up) unless `prove` extends it."""
 
     def __init__(
         self, client: EtcdClient, scope: KeyLayout, lease_id: int, asked_at: float

@@ -1,6 +1,6 @@
 """List the direct children of a key from pages of etcd's flat, sorted keys.
 
-etcd has no directories: a listing of ``/a`` contains ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page
+etcd has no directories: the range below ``/a`` contains ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page
 may end inside the subtree of a child ``/a/b``. The next page then starts after the subtree of
 ``/a/b`` (at ``/a/b0``). So a deep tree costs one small page per child, however many descendants the
 child has. Foreign keys (`key_layout`) are left out.

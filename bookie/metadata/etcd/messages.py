@@ -183,7 +183,7 @@ class ConditionReads:
     # The tree for `evaluate`.
 
     def find(self, key: str) -> Stored | None:
-        """Return the record of `key`, which `want_record` asked for, or None."""
+        """Return the record of `key`, or None; `want_record` must have added the read."""
         kv = self.value(self._records[key])
         return Stored(kv.mod_revision, owner(kv.lease)) if kv is not None else None
 

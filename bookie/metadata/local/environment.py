@@ -8,8 +8,8 @@ that raises a `BookieError` must have written nothing, because the other jobs of
 committed.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers on the
-machine wait until that process continues. So the environment measures for how long its writer has
-been busy.
+machine wait until that process continues or is killed. So the environment measures for how long its
+writer has been busy.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ This store differs from the contract of `MetadataStore`:
 
 - A transaction may be seen as several commits of one revision, because events do not mark its end.
 - A record may be deleted and created again before the event of the deletion arrives. If the new
-  record has as many writes as the old one, an old version fits the new record.
+  record has as many writes as the old record, a write that expects the old version succeeds.
 - The times are those of the node. A record that was put on an existing parent node has the parent's
   creation time, and its `first_version` is False.
 - A parent whose last child ended with its session stays, and is listed, until a delete below it or
-  a recursive delete. The same happens if the removal of the parent conflicts with too many other
-  removals. Meanwhile a record above the parent cannot be deleted.
+  a recursive delete. A parent also stays if its removal conflicts with too many other removals.
+  While such a parent exists, a record above it cannot be deleted.
 - Sequential numbers begin anew below a record that was itself deleted with all its children.
   Numbers of ephemeral records also begin anew below a parent that became empty.
 - If our user may write nothing, not even below ``/.bookie``, `sync` uses ZooKeeper's own sync. A

@@ -94,7 +94,7 @@ class Committed(NamedTuple):
 
 
 class Receipts:
-    """The receipts of one store."""
+    """Commits the writes of one store, each with a receipt."""
 
     def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
@@ -229,7 +229,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """Return the operation that writes a mark; create the receipt's node if it may be missing."""
+        """Return the operation that writes a mark; first create the receipt's node if necessary."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)

@@ -43,7 +43,7 @@ _GUARD_ACL = [ACL(Permissions.READ | Permissions.WRITE, Id("world", "anyone"))]
 
 
 class Parents:
-    """The parent nodes of one open store."""
+    """Makes and removes the parent nodes of one open store."""
 
     def __init__(self, link: ZooKeeperLink, scope: Scope, nodes: NodeReader) -> None:
         self._link = link
