@@ -66,7 +66,7 @@ class LogClient:
         self.logs = LogManager(store, self.clock)
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
-        """The name by which this process is shown as an owner of partitions and cursors."""
+        """The name of this process as an owner of partitions and cursors."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._participant: asyncio.Future[Participant] | None = None

@@ -68,7 +68,7 @@ _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
 """Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
 
 AccessList: TypeAlias = tuple[Acl, ...]
-"""The access control list of a record. If None is given instead, the target decides."""
+"""The access control list of a record. In its place, None means the target's default list."""
 
 Count = Callable[[int], None]
 """A callback that gets the number of records copied since the last call."""

@@ -103,7 +103,7 @@ TRANSACTION_SIZE_BYTES_MAX = 768 * 1024
 
 SEQUENCE_DIGITS_MIN = 10
 SEQUENCE_DIGITS_MAX = 20
-"""The smallest and largest count of digits in the number of a sequential key."""
+"""The smallest and the greatest number of digits at the end of a sequential key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ class Kind(enum.StrEnum):
     WRITER = "writer"
     """Creates, writes and deletes logs and ledgers; consumes in groups."""
     BOOKIE = "bookie"
-    """A bookie, which also repairs."""
+    """Runs a bookie, and repairs ledgers."""
     ADMIN = "admin"
-    """Everything: an operator's commands."""
+    """May do everything, for the commands of an operator."""
 
 
 _BOTH = frozenset({Kind.WRITER, Kind.BOOKIE})

@@ -33,7 +33,7 @@ PIECES_MAX = 4096
 """The most pieces that become one range. Their ledgers are opened one after the other."""
 
 RETENTION_SHARE = 10
-"""One joined range has at most this fraction (1 / 10) of the bytes or time of retention."""
+"""A joined range has at most one tenth of the bytes or of the time that retention keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CompactionLimits:
     target_bytes: int = 1024 * 1024 * 1024
     """The most payload bytes of a joined range."""
     span_ms_max: int = MAX_ID
-    """The most ms between the last records of a joined range's first and last piece."""
+    """The most ms between the last record of the first piece and that of the last piece."""
 
     def validate(self) -> None:
         """Check the sizes.

@@ -43,7 +43,7 @@ class HeldCursor:
         self._owner = taken.value.owner
         self._serial = asyncio.Lock()
         self._lost: CursorLostError | NoSuchLogError | None = None
-        """The error that is set for good when this holder learns that its epoch has ended."""
+        """The error of all later calls; set when this holder learns that its epoch has ended."""
 
     @property
     def token(self) -> int:

@@ -168,10 +168,10 @@ class GroupMember:
         self._assigned = GroupAssignment()
         self._wanted: frozenset[LogPartition] = frozenset()
         self._serving: dict[LogPartition, asyncio.Task[None]] = {}
-        """The task of each partition that is assigned or not yet given up."""
+        """The task of each partition that is assigned to this member or not yet released."""
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
-        """The partitions of `_consumers`. The partition that is asked next comes first."""
+        """The partitions of `_consumers`, in the order in which `_poll` asks them for a batch."""
         self._changed = asyncio.Event()
         self._is_entered = self._is_leaving = False
         self._error: BookieError | None = None

@@ -49,7 +49,7 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 CERTAIN_SECONDS = 0.001
-"""The time for which a check of the session's clock is valid. A check costs as much as a record."""
+"""The time for which a result of `may_give` is reused; to compute it takes as long as a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PartitionConsumer:
         self._lock = Lock(participant, queue, claim, self._on_lock)
         self._cursor: HeldCursor | None = None
         self._checked = 0
-        """The lock's token when this consumer last surely had the cursor."""
+        """The token of the lock's claim for which this consumer last took or checked the cursor."""
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0

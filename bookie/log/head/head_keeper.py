@@ -32,7 +32,7 @@ from bookie.log.head.chain import LedgerEnd, seal, with_closed, with_ledger
 from bookie.metadata.versioned import Versioned
 
 HeadStep = Callable[[LogHead], LogHead]
-"""A pure step of :mod:`bookie.log.head.chain`."""
+"""A function from a head to the changed head, made from :mod:`bookie.log.head.chain`."""
 
 HeadCheck = Callable[[], Awaitable[object]]
 """A function that raises an error if a step must no longer be taken."""

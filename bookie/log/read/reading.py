@@ -26,10 +26,10 @@ from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
-"""The pause between two looks at the end of a log.
+"""The pause between two reads of the end of a log.
 
-An offset is beyond the end if END_LOOKS_MAX looks do not reach it. A record becomes confirmed for
-readers soon after its append returned: with the next one, or alone.
+An offset is after the end if `END_LOOKS_MAX` reads find an end before it. After an append has
+returned, readers see its record as confirmed a moment later, even if no other record follows.
 """
 
 

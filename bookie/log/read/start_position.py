@@ -47,7 +47,7 @@ Place: TypeAlias = Literal["earliest", "latest"] | int | AtEntry | AtTime
 """A place that was checked. An integer is an offset."""
 
 LogStart: TypeAlias = Literal["earliest", "latest"] | int | LogPosition | tuple[int, int] | None
-"""The caller's name for a place: an offset, a record's position, or (ledger id, entry id).
+"""A place as a caller gives it: an offset, a record's position, or (ledger id, entry id).
 
 ``earliest`` is the first record that was not truncated, ``latest`` is the end of the log. None
 means ``earliest``.

@@ -79,7 +79,7 @@ FRUITLESS_PAUSE_SECONDS = 1.0
 """The pause before another ledger is created, if bookies answer but confirmed no entry."""
 
 HOUSEKEEPING_SECONDS = 60.0
-"""Seconds between two applications of the retention. Each roll also applies it."""
+"""Seconds between two applications of the retention. Each roll also applies the retention."""
 
 ROLL_RETRY_SECONDS = 5.0
 """The pause after a roll that failed, for example because no ledger could be created."""
@@ -126,12 +126,12 @@ class PartitionWriter:
         self._mended: asyncio.Future[None] | None = None
         """Set when the writer of `_segment` has ended; resolved when a new ledger is in use."""
         self._created: WriterHandle | None = None
-        """The writer of a new ledger. The head may name the ledger: the store did not answer."""
+        """The writer of a new ledger, which the head may already name, until this is certain."""
         self._retired: Segment | None = None
         """The ledger before the present one; None when its range has been closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
-        """The callers that wait for the roll that is under way."""
+        """The callers of `roll` that wait for the present roll."""
         self._silent_since: float | None = None
         """The time since which entries wait while no ledger confirms any; None if no entry waits.
         """

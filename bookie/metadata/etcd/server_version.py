@@ -20,7 +20,7 @@ from bookie.metadata.security import MetadataSecurity
 from bookie.metadata.uri import Host
 
 ANSWER_SECONDS_MAX: Final = 5.0
-"""How long a server may take to answer."""
+"""The longest time to wait for a server's answer, in seconds."""
 
 ANSWER_BYTES_MAX: Final = 4096
 

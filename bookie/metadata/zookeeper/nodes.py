@@ -55,7 +55,8 @@ from bookie.metadata.zookeeper.tree import (
 SEQUENCE_MAX = 2**31 - 2**20
 """From this number on, a sequential put is refused.
 
-At 2^31 numbers turn negative. The margin is for puts that are sent without a read.
+ZooKeeper's numbers turn negative at 2^31. The limit is lower, because some puts are sent without
+reading the present number.
 """
 
 
