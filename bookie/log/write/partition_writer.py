@@ -268,11 +268,7 @@ class PartitionWriter:
             raise LogClosedError(f"the writer of {self.partition} was closed")
 
     def _require_room(self) -> None:
-        """Refuse records beyond the quota. A full log can still roll, so that it can be truncated.
-
-        Raises:
-            LogFullError: the partition has reached its quota.
-        """
+        """Refuse records beyond the quota; a full log may roll, so that it can be truncated."""
         self._require_open()
         quota = self._policy.quota_bytes
         if quota and self._chain_bytes + self._segment.size_bytes >= quota:
