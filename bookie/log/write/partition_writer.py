@@ -199,7 +199,6 @@ class PartitionWriter:
 
         Raises:
             NotEnoughBookiesError, MetadataError: no ledger could be added; the writer continues.
-            LogFullError: the log's quota is used up; the writer continues.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         self._require_here()

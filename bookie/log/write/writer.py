@@ -186,7 +186,6 @@ class LogWriter:
         Raises:
             NotEnoughBookiesError, MetadataError: no ledger could be added in a partition; its
                 writer continues in the old ledger.
-            LogFullError: the log's quota is used up in a partition.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         await gather(one.roll() for one in self._partitions.values())
