@@ -1,17 +1,18 @@
 """One client's stream of adds on the bookie; answers leave in the order of the requests.
 
 The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
-reader waits until a message fits into the shares of its connection and its identity, which hold it
-until its answer is sent. Then the reader parses a request and waits until the node admits its
-bytes. Meanwhile the reader reads nothing, so gRPC's flow control slows the client down. The reader
-passes an admitted request to the node, which answers with a future. The writer sleeps until the
-oldest future is done and writes its answer. One coroutine that reads and writes in turns is half as
-fast: 370 instead of 700 messages of 1 MiB a second. Two coroutines are faster, because gRPC takes
-more from the socket while a read is waiting.
+reader charges each message to the shares of the connection and of the identity, and waits until
+both have room. The charge ends when the message is answered. Then the reader parses each request of
+the message and waits until the node admits the request's bytes. While the reader waits, it reads no
+message, so gRPC's flow control slows the client down. The reader passes an admitted request to the
+node, which answers with a future. The writer sleeps until the oldest future is done, and then
+writes its result to the client. A single coroutine that reads and writes alternately is half as
+fast: 370 instead of 700 messages of 1 MiB a second. Two coroutines are faster, because gRPC
+receives more from the socket while a coroutine waits in `read`.
 
 When the stream breaks, both coroutines end and the queue is dropped. The futures in the queue are
-not cancelled, so the adds continue, and hold their shares as long. The client of a broken stream
-does not know the outcome of its unanswered adds.
+not cancelled, so the adds continue. The shares stay charged until the last of these adds is done.
+The client of a broken stream does not know the outcome of its unanswered adds.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ RECOVERED_MAX: Final = 4096
 class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
 
-    If the caller may not add at all, `refusal` answers every request. His roles are asked for each
-    request; without a `caller` everything is permitted. The `meter` charges his rate. `is_named`
-    is True if the caller named the bookie's incarnation. The initial metadata contains the
-    incarnation, the process's `life` and the bookie's id.
+    If `refusal` is set, the stream refuses every request with this error. For each request, the
+    handler checks the roles of `caller`; without a `caller` everything is permitted. The `meter`
+    charges each add to the caller's rate. `is_named` is True if the caller named the bookie's
+    incarnation. The initial metadata contains the incarnation, the process's `life` and the
+    bookie's id.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class AddStreamHandler(StreamHandler):
         self.end()
 
     async def _hold(self, size: int, requests: int) -> None:
-        """Wait for the turn of a message, and for its room in the shares."""
+        """Wait until a message gets a turn and room in the shares, and charge its size to them."""
         visit, is_urgent = self._visit, self._is_urgent
         units = 1 + requests // REQUESTS_PER_UNIT + size // BYTES_PER_UNIT
         if not (is_urgent or visit.try_turn(units)):
@@ -159,9 +161,10 @@ class AddStreamHandler(StreamHandler):
     def _accept(
         self, data: bytes | memoryview, *, permitted: bool = False, admitted: bool = False
     ) -> tuple[int, Outcome[Reply]] | None:
-        """Pass one request to the node, or refuse it; None if it must wait.
+        """Pass one request to the node, or refuse it; return None if the request must wait.
 
-        It waits for room for its bytes, or for the log of its ledger, which is then `_unknown`.
+        A request must wait if the node has no room for its bytes, or if the log of its ledger must
+        be looked up first. In the second case, `_unknown` is set.
         """
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
@@ -191,7 +194,7 @@ class AddStreamHandler(StreamHandler):
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
-        """Pass one request to the node, once it has room and the caller's rights are known."""
+        """Pass one request to the node once the caller's rights are known and the node has room."""
         if self._unknown is not None:
             assert self._caller is not None
             (right, ledger_id), self._unknown = self._unknown, None
@@ -208,7 +211,7 @@ class AddStreamHandler(StreamHandler):
         return owed
 
     def _note_recovery(self, ledger_id: int) -> None:
-        """Note once for each ledger that this stream writes as a recovery does."""
+        """Write to the audit log, once for each ledger, that this stream sends recovery adds."""
         assert self._caller is not None
         if ledger_id not in self._recovered:
             if len(self._recovered) >= RECOVERED_MAX:
@@ -239,13 +242,13 @@ class AddStreamHandler(StreamHandler):
             self._answered.set()
 
     def _give_back(self) -> None:
-        """Return what the answered messages held of the shares."""
+        """End the charges of the answered messages to the shares."""
         held = self._held
         while held and held[0][0] <= self._sent:
             self._visit.end_add(held.popleft()[1])
 
     def _forget(self) -> None:
-        """Return the shares: at once what is answered, and the rest after the last add."""
+        """End the charges to the shares when no add is unanswered any more, perhaps at once."""
         rest = sum(size for _, size in self._held)
         self._held.clear()
         left = len(self._pending)
@@ -266,7 +269,7 @@ class AddStreamHandler(StreamHandler):
         return Outcome.of(self._errors.reply(RPC, error))
 
     def _settled(self, _: Reply) -> None:
-        """Wake the writer if the outcome that it waits for is known."""
+        """Wake the writer if the oldest unanswered add is done."""
         if self._pending and self._pending[0][1].done():
             self._wake()
 

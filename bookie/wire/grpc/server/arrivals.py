@@ -1,8 +1,8 @@
-"""How much of what arrived on each connection has reached the handlers of calls.
+"""Count the bytes of each connection that have reached the handlers of its calls.
 
-The rest is in gRPC's memory: messages that are incomplete, and messages that no handler has read
-yet. gRPC bounds it by stream alone, and tells nobody how much it is. The daemon gets it from the
-count of the kernel, less what is counted here.
+All other received bytes are in gRPC's memory: incomplete messages, and messages that no handler has
+read yet. gRPC bounds this memory only for each stream, and does not report its size. The daemon
+computes the size: the bytes that the kernel has received, minus the bytes that this module counts.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Final
 from urllib.parse import unquote
 
 MESSAGE_BYTES: Final = 128
-"""Bytes of a message besides its own: heads of frames and of TLS records, updates of windows."""
+"""Estimated overhead of a message: frame headers, TLS record headers, window updates."""
 
 CALL_BYTES: Final = 512
-"""Bytes of a call besides metadata and messages: its path, heads of frames, its end."""
+"""Estimated bytes of a call without metadata and messages: path, frame headers, end of stream."""
 
 PARTS: Final = 64
-"""Of a large message one in so many bytes more is heads of frames and of TLS records."""
+"""A large message has one byte of frame and TLS record headers for each so many bytes."""
 
 
 HELD_BACK_BYTES: Final = 12 * 1024 * 1024
-"""What a stream may leave unread while the bookie holds it back: a window and a message."""
+"""The most unread bytes of a stream from which the bookie reads nothing: a window and a message."""
 
 HELD_BACK_MAX: Final = 2
-"""The most streams of a connection that count as held back. Our client has one or two."""
+"""The most streams of a connection that get `HELD_BACK_BYTES`. Our client has one or two."""
 
 
 class Arrived:
-    """What has reached the handlers of one connection's calls."""
+    """The number of bytes that have reached the handlers of one connection's calls."""
 
     __slots__ = ("busy", "taken")
 
     def __init__(self) -> None:
         self.taken = 0
-        """Bytes of messages, and at least the other bytes that came with them."""
+        """Bytes of messages, plus an upper estimate of the protocol's other bytes."""
         self.busy: set[object] = set()
-        """Streams that have a message in work, and so read no further one."""
+        """Streams whose handlers are busy with a message, and so read no further message."""
 
     @property
     def allowance(self) -> int:
-        """The bytes that the connection may hold because the bookie reads nothing from it."""
+        """Bytes that may wait unread in gRPC because streams of the connection are busy."""
         return HELD_BACK_BYTES * min(len(self.busy), HELD_BACK_MAX)
 
     def message(self, size: int) -> None:
@@ -55,15 +55,15 @@ class Arrived:
 
 
 class Arrivals:
-    """What has reached handlers, by connection."""
+    """The counts of all connections."""
 
     def __init__(self) -> None:
         self._connections: dict[str, Arrived] = {}
         self._old: set[str] = set()
-        """Connections that were there at the last `keep`."""
+        """Connections that existed at the last `keep`."""
 
     def of(self, peer: str) -> Arrived:
-        """Return the count of a connection, named as gRPC names its peer."""
+        """Return the count of a connection; `peer` is gRPC's name of the client's address."""
         found = self._connections.get(peer)
         if found is None:
             # gRPC quotes the brackets around an IPv6 address.
@@ -73,9 +73,10 @@ class Arrivals:
         return found
 
     def keep(self, peers: AbstractSet[str]) -> None:
-        """Forget all connections but these, and but those that are new since the last call.
+        """Forget every connection that is not in `peers` and existed at the last call of `keep`.
 
-        A connection may begin while a look at all connections is under way, and be missing in it.
+        A newer connection may be missing in `peers`, because it began while the caller listed the
+        connections.
         """
         for peer in self._old:
             if unquote(peer) not in peers:

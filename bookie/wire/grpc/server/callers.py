@@ -1,4 +1,4 @@
-"""Who makes a gRPC call: his certificate, token and address, for the gatekeeper."""
+"""Identify the caller of a gRPC call by certificate, token and address, for the gatekeeper."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AUTHORIZATION: Final = "authorization"
 
 
 def caller_of(gatekeeper: Gatekeeper, context: IdentifiedCall) -> Caller:
-    """Return who makes a call.
+    """Return the caller of a call.
 
     Raises:
-        NotPermittedError: the token proves nothing.
+        NotPermittedError: the token is not valid.
     """
     identity = identity_of_call(context.auth_context())
     token = named(context.invocation_metadata(), AUTHORIZATION)

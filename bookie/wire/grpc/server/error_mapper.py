@@ -24,15 +24,15 @@ class ErrorMapper:
         self._requests_total = metrics.requests_total
         self._errors_total = metrics.errors_total
         self.given_up = metrics.reads_given_up_total.inc
-        """Function that counts one read that its client has given up."""
+        """Function that counts one read that had no result before its timeout."""
         self._counts: dict[tuple[str, Status], Callable[[], None]] = {}
 
     def reply(self, rpc: str, error: BaseException) -> Reply:
         """Return the answer to a request that ended with `error`.
 
-        A `BookieError` contains its status and a sentence for the caller. Any other error is a
-        fault of the bookie: it is logged with its traceback, and the caller learns only that the
-        bookie failed.
+        A `BookieError` contains its status and a sentence for the caller. Any other error is a bug
+        or fault of the bookie. The error is logged with its traceback, and the answer says only
+        that the bookie failed.
         """
         if isinstance(error, BookieError):
             if error.status is Status.IO_ERROR and not isinstance(error, WrongBookieError):

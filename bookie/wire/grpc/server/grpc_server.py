@@ -1,13 +1,14 @@
 """A bookie's gRPC server, from binding its port to draining its calls.
 
-A bookie binds its port before it creates anything, so a start that fails because of the port leaves
-no trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE, so clients do not
-wait. Without this refusal, gRPC would answer that the methods are unknown, and the bookie would
-look like an older one.
+A bookie binds its port before it creates files or records, so a start that fails because of the
+port changes nothing. Until the bookie serves, it refuses each call at once as UNAVAILABLE, so
+clients do not wait. Without this refusal, gRPC would answer that the methods are unknown, and
+clients would take the bookie for an older version.
 
 Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
-under the empty name and under the service's name. In a shutdown, streams end after their owed
-answers. Running calls get the rest of the grace period, and are cut off only after it.
+under the empty name and under the service's name. In a shutdown, each stream ends after it has
+answered the requests that it accepted. Other calls may continue until the grace period ends, and
+are cancelled then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = event_log(__name__)
 
 
 class ServedNode(BookieNode, Protocol):
-    """A node that knows its own limits."""
+    """A node that also provides its limits on requests."""
 
     @property
     def settings(self) -> NodeSettings:
@@ -46,7 +47,7 @@ class ServedNode(BookieNode, Protocol):
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Refuses the calls of the service while the bookie starts, and passes them on afterwards."""
+    """Refuses the service's calls while the bookie starts, and later passes them to the service."""
 
     def __init__(self) -> None:
         self.service_handlers: grpc.GenericRpcHandler | None = None
@@ -76,7 +77,7 @@ class HeldPort:
     ) -> None:
         self.port = port
         self.plaintext_port = plaintext_port
-        """The port without TLS beside it; 0 if there is none."""
+        """The additional port without TLS; 0 if there is none."""
         self._server = server
         self._host = host
         self._settings = settings
@@ -102,12 +103,12 @@ class HeldPort:
     ) -> AsyncIterator[None]:
         """Serve `bookie` while the context lasts; the end of the context releases the port.
 
-        Without a `gatekeeper`, everybody may do everything. `arrivals` counts what reaches the
-        handlers.
+        Without a `gatekeeper`, every caller may do everything. `arrivals` counts the bytes that
+        reach the handlers.
 
-        The end of the context drains the server: it accepts no new connections, and streams end
-        after their owed answers. After `drain_seconds` of the settings, all calls that still run
-        are cancelled.
+        At the end of the context, the server accepts no new connections, and each stream ends after
+        it has answered the requests that it accepted. Calls that still run after `drain_seconds` of
+        the settings are cancelled.
         """
         rates = Rates(
             lambda: bookie.settings,
@@ -144,20 +145,21 @@ async def hold_port(
     plaintext_port: int | None = None,
     connections_max: int = transport.UNBOUNDED,
 ) -> AsyncIterator[HeldPort]:
-    """Listen on `host` and `port` (0 picks one) while the context lasts, and refuse all calls.
+    """Listen on `host` and `port` (0 means any free port) during the context; refuse all calls.
 
-    No other process can take the port from the beginning to the end of the context.
+    No other process can bind the port during the context.
 
     Args:
         host: the address to listen on.
         port: the port to listen on.
         settings: message sizes, keepalive and limits.
         security: the credentials with which the port speaks TLS; None speaks plaintext.
-        plaintext_port: one more port, without TLS (0 picks one); None opens none.
+        plaintext_port: an additional port without TLS (0 means any free port); None for no such
+            port.
         connections_max: the most connections of each port and each address of `host`.
 
     Raises:
-        CannotStartError: The address cannot be bound now; one sentence says why.
+        CannotStartError: The address cannot be bound now; the message says why.
     """
     options = transport.server_options(settings, connections_max)
     server = with_free_poller(lambda: aio.server(options=options))
@@ -172,7 +174,7 @@ async def hold_port(
 
 
 def _bind(server: Any, host: str, port: int, security: ServerSecurity | None = None) -> int:
-    """Listen, or raise the reason: gRPC itself only says that it failed."""
+    """Listen; on failure raise an error with the reason, which gRPC does not report."""
     address = join_address(host, port)
     try:
         _probe(host, port)
@@ -189,7 +191,7 @@ def _bind(server: Any, host: str, port: int, security: ServerSecurity | None = N
 
 
 def _probe(host: str, port: int) -> None:
-    """Bind the address briefly, like gRPC, to get the system's own error."""
+    """Bind the address like gRPC and release it at once, to get the operating system's error."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):

@@ -1,9 +1,9 @@
-"""Ends a connection from below: gRPC for Python cannot end a call whose client takes no answers.
+"""Shuts down a client's socket: gRPC for Python cannot end a call whose client reads no answers.
 
-A handler that returns, or fails, sends a status, and the status waits behind the unsent answer. So
-the call, its answer and its share of the bookie last until the client goes. The only remedy within
-the process is to shut down the client's socket. gRPC then ends all calls of the connection as if
-the client had gone.
+When a handler returns or fails, gRPC queues the call's status behind the unsent answer. So the call
+keeps its answer in memory, and its part of the shares, until the client disconnects. The only
+remedy within the process is to shut down the client's socket. gRPC then ends all calls of the
+connection, as if the client had disconnected.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bookie.env.own_sockets import peer_name, plain_address, shut_down, socket_i
 
 
 def hang_up(peers: AbstractSet[str]) -> int:
-    """Shut down the connections from `peers`, named as by gRPC; return how many were found.
+    """Shut down the connections from `peers`, which are gRPC's names; return how many were found.
 
-    It looks at every open file of the process, which takes about 5 µs each.
+    This function examines every open file of the process; each takes about 5 µs.
     """
     wanted = {unquote(peer) for peer in peers}
     found = 0
@@ -32,7 +32,7 @@ def hang_up(peers: AbstractSet[str]) -> int:
 
 
 def _peer_of(descriptor: int) -> str:
-    """Return the name that gRPC gives to the peer of a connection; empty if there is none."""
+    """Return gRPC's name of a socket's peer; empty if the descriptor is no connected TCP socket."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

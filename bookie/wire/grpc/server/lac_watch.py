@@ -1,11 +1,11 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
 For each ledger, at most one state waits to be sent: the latest. So a slow client gets fewer
-updates, and costs the bookie no more than a fast client. The node bounds the watches of all
-clients, and the shares bound those of a connection and of an identity.
+updates, and uses no more of the bookie's memory than a fast client. The node limits the watches of
+all clients together. The shares limit the watches of each connection and of each identity.
 
-A refused subscription (too many watches) is answered by an update of that ledger with the status of
-the refusal. A message that is refused as a whole is answered by an update of ledger -1.
+If the bookie refuses to watch a ledger, it sends an update of that ledger with the status of the
+refusal. If it refuses a whole message, it sends an update of ledger -1.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ RPC: Final = "WatchLac"
 
 
 class LacWatchHandler(StreamHandler):
-    """Serves one WatchLac call; a `refusal` is its only answer if the caller may not watch.
+    """Serves one WatchLac call; if `refusal` is set, the handler sends only this error.
 
-    The caller's roles are asked for each ledger and each update; without a `caller` everything is
-    permitted.
+    For each subscription and each update, the handler checks the roles of `caller`. Without a
+    `caller` everything is permitted.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LacWatchHandler(StreamHandler):
         """Look-ups of the logs of ledgers that are to be watched."""
         self._latest: dict[int, LacState] = {}
         self._watched: set[int] = set()
-        """Ledgers that take a watch of the shares."""
+        """Ledgers that are charged to the shares as watches."""
         self._refused: set[int] = set()
         """Ledgers whose refusals wait to be sent; these ledgers do not count as watched."""
         self._watcher = node.watch(self._note)
@@ -101,7 +101,7 @@ class LacWatchHandler(StreamHandler):
             self._subscribe_if(ledger_id, decided)
 
     def _subscribe_if(self, ledger_id: int, is_permitted: bool | None) -> None:
-        """Subscribe, refuse, or subscribe later if the log of the ledger has to be looked up."""
+        """Subscribe or refuse; if `is_permitted` is None, first look up the ledger's log."""
         if is_permitted:
             self._subscribe(ledger_id)
         elif is_permitted is False:
@@ -135,7 +135,7 @@ class LacWatchHandler(StreamHandler):
             self._visit.end_watches()
 
     async def _subscribe_later(self, ledger_id: int) -> None:
-        """Subscribe to a ledger whose log decides, once the log was looked up."""
+        """Look up the ledger's log; then subscribe, or refuse if the caller may not read it."""
         assert self._caller is not None
         try:
             await self._caller.require(RPC, Right.READ, ledger_id)
@@ -150,7 +150,7 @@ class LacWatchHandler(StreamHandler):
             self._answered.set()
 
     async def _write(self, context: CallContext) -> None:
-        """Write the latest states, ledgers in the order of their first unsent change."""
+        """Write the latest state of each changed ledger; the longest waiting ledger is first."""
         latest, loop = self._latest, asyncio.get_running_loop()
         while True:
             while latest:

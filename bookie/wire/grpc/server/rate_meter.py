@@ -1,4 +1,4 @@
-"""Charges the requests of one caller to his rate and to those of namespaces."""
+"""Charges the requests of one caller to the caller's rate and to the rates of namespaces."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bookie.wire.interfaces import IdentifiedCall
 class RateMeter:
     """The meter of one stream or call.
 
-    Requests of a recovery pass, and so do those of callers who may repair: they have the right
-    LIST, which repairers and admins alone have. Where no roles are asked for, everybody has it, so
-    it exempts nobody there.
+    Recovery adds and fencing reads are admitted without a charge. Callers with the right LIST are
+    exempt, too: only repairers and admins have this right. If roles are not required, every caller
+    has the right LIST, so the right then exempts nobody.
 
     Args:
-        rates: decides, and charges.
-        gatekeeper: tells who calls; None if all callers are only addresses.
-        context: the call, whose caller has been let in.
+        rates: admits or refuses requests, and charges them.
+        gatekeeper: identifies the caller; None if callers are known only by address.
+        context: the call, which was already accepted.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RateMeter:
     ) -> None:
         self._rates = rates
         self._judged: Caller | None = None
-        """The caller, if his roles may exempt him."""
+        """The caller, if the caller's roles may be an exemption; otherwise None."""
         principal = ANONYMOUS
         if gatekeeper is not None:
             caller = caller_of(gatekeeper, context)
@@ -38,7 +38,7 @@ class RateMeter:
         self._identity = account_name(principal, context.peer())
 
     def add(self, command: AddCommand, size: int) -> None:
-        """Admit an add whose request has `size` bytes.
+        """Charge an add whose request has `size` bytes, or refuse it.
 
         Raises:
             TooManyRequestsError: a rate is used up.
@@ -47,7 +47,7 @@ class RateMeter:
             self._rates.admit(self._identity, command.ledger_id, Traffic.ADD, size)
 
     def read(self, command: ReadCommand) -> None:
-        """Admit a read; its bytes are charged by `has_read`.
+        """Charge a read as one request, or refuse it; `has_read` charges its bytes later.
 
         Raises:
             TooManyRequestsError: a rate is used up.
@@ -56,14 +56,14 @@ class RateMeter:
             self.ask(command.ledger_id)
 
     def has_read(self, reply: ReadReply) -> None:
-        """Charge the bytes of a read that was admitted."""
+        """Charge the bytes of the entries that a read returned; never refuse."""
         batch = reply.batch
         if batch is not None and self._rates.is_on and not self._is_exempt(batch.ledger_id):
             size = batch.payload_bytes
             self._rates.charge(self._identity, batch.ledger_id, Traffic.READ, size)
 
     def ask(self, ledger_id: int) -> None:
-        """Admit a request whose answer is small.
+        """Charge one request without its bytes, or refuse it.
 
         Raises:
             TooManyRequestsError: a rate is used up.

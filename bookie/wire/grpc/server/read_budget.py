@@ -1,10 +1,11 @@
-"""The budget of bytes that a bookie's reads may hold.
+"""A limit on the bytes that all reads of a bookie keep in memory.
 
-Answers wait in memory until their clients have taken them. Each read reserves the most bytes that
-it may return. The bytes that a read returned stay charged until gRPC has taken the answer. So slow
-readers use up the budget, not the memory. The same bytes are charged to the shares of the reader's
-connection and identity, so that a few readers cannot use up the whole. A read that exceeds the
-budget or a share is refused at once and may be retried.
+Answers stay in memory until their clients have received them. Before it starts, each read reserves
+the largest number of bytes that it may return. Afterwards, the bytes that it returned stay charged
+until gRPC has taken the answer. So many slow readers fill the budget, not the memory. The same
+bytes are charged to the shares of the reader's connection and identity, so that a few readers
+cannot fill the whole budget. A read that exceeds the budget or a share is refused at once and may
+be retried.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ READ_OVERHEAD_BYTES: Final = 4096
 
 
 class ReadBudget:
-    """Limits the bytes of reads in flight to `limit_bytes`; reads that fence get a quarter more.
+    """Limits the bytes of reads in flight to `limit_bytes`; fencing reads may use a quarter more.
 
     Args:
         limit_bytes: The largest number of bytes for all reads together.
@@ -38,12 +39,12 @@ class ReadBudget:
         metrics.in_flight_read_bytes.set_function(lambda: self._bytes.used)
 
     def reserve(self, command: ReadCommand, visit: Visit) -> Charge:
-        """Charge a read before it starts; a read without others in flight is always admitted.
+        """Charge a read before it starts; a read is always admitted if no other read is in flight.
 
-        Both the whole and the shares of the call have to have room.
+        A read needs room in this budget, and in the shares of its connection and its identity.
 
-        Recovery may use a quarter more than the limit, so it is admitted when other readers are
-        refused.
+        Fencing reads of a recovery may use a quarter more than each limit, so they are admitted
+        when other reads are refused.
 
         Raises:
             TooManyRequestsError: Too many bytes are in flight; nothing was charged.
@@ -62,7 +63,7 @@ class ReadBudget:
 
 
 class Charge:
-    """The bytes of the budget that one read has reserved."""
+    """The bytes that one read has reserved from the budget and from the shares."""
 
     __slots__ = ("_budget", "_bytes", "_visit")
 
@@ -72,14 +73,14 @@ class Charge:
         self._visit = visit
 
     def settle(self, reply: ReadReply) -> None:
-        """Charge the bytes that the read returned instead of the most that it might return."""
+        """Reduce the charge to the bytes that the read has returned."""
         batch = reply.batch
         charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
         self._give_back(self._bytes - charge)
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
-        """Return all bytes of the charge to the budget; further calls do nothing."""
+        """Return all bytes of the charge to budget and shares; a second call does nothing."""
         if self._bytes:
             self._give_back(self._bytes)
         self._bytes = 0

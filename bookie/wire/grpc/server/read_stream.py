@@ -1,15 +1,15 @@
-"""One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
+"""One client's stream of reads on the bookie; each answer is sent as soon as it is known.
 
 The stream's reader (`StreamHandler`) answers a request at once if the answer is in memory. A read
 that waits for a device or a fence gets its own task, and later requests overtake it.
 
-Each read reserves its bytes from the budget that all reads of the bookie share, until gRPC has
-taken its answer. A read that still waits when its client's timeout has passed is given up without
-an answer. A read that is given up is cancelled, unless a thread has begun it. When the stream
-breaks, its answers and all its running reads are given up, too. The bytes of a read that a thread
-has begun stay in memory until the device answers, and stay charged until then. If the stream breaks
-after such a read was given up, its bytes are no longer charged; this concerns at most one read per
-thread.
+All reads of the bookie share one budget of bytes. Each read reserves bytes from it until gRPC has
+taken the answer. If a read still waits when its client's timeout has passed, the bookie cancels the
+read and sends no answer. When the stream breaks, the bookie drops the stream's answers and cancels
+all its waiting reads. A read that a thread has already begun cannot be cancelled. Its bytes stay in
+memory until the device answers, and stay charged until then. But if the stream breaks after the
+timeout of such a read, the bytes are no longer charged. At most one read for each thread is in this
+state.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TOO_LATE: Final = "the bookie could not answer in time; it does not wait any lon
 
 
 class ReadStreamHandler(StreamHandler):
-    """Serves one ReadStream call; `refusal` answers all requests if the caller may not read.
+    """Serves one ReadStream call; if `refusal` is set, every request is refused with this error.
 
-    The caller's roles are asked for each request; without a `caller` everything is permitted. The
-    `meter` charges his rate.
+    For each request, the handler checks the roles of `caller`; without a `caller` everything is
+    permitted. The `meter` charges each read to the caller's rate.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class ReadStreamHandler(StreamHandler):
             self._deadlines.start(reading, timeout_ms / 1000 or self._visit.seconds_max)
 
     def _must_learn(self, command: ReadCommand) -> bool:
-        """True if the log of the ledger has to be looked up, for it decides if this is permitted.
+        """True if the read's permission depends on the ledger's log, which must be looked up first.
 
         Raises:
-            NotPermittedError: it is not.
+            NotPermittedError: the caller's roles do not permit the read.
         """
         if self._caller is None:
             return False
@@ -144,9 +144,10 @@ class ReadStreamHandler(StreamHandler):
     def _has_read(
         self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
     ) -> None:
-        """Answer a read that had to wait, or release its bytes if its client has given up.
+        """Answer a read that had to wait; only release its bytes if its client has given up.
 
-        A `timeout_ms` of 0 means that the bookie gives up first, and says so.
+        With a `timeout_ms` of 0, the client waits longer than the bookie. If such a read times out,
+        the bookie sends a refusal.
 
         The event loop also calls this method for a read that was cancelled before it began.
         """
@@ -171,7 +172,7 @@ class ReadStreamHandler(StreamHandler):
         self._answer(request_id, refused_read(self._errors.reply(RPC, error)), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
-        """Queue an answer; encode it now, because it may be a view of a large buffer."""
+        """Encode and queue an answer; unencoded, it could keep a large buffer in memory."""
         if charge is not None:
             charge.settle(reply)
         if self._meter is not None:

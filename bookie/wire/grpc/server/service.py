@@ -1,8 +1,8 @@
-"""The gRPC service: it turns the bytes of each call into a call of the node, and encodes the reply.
+"""The gRPC service: it parses each request, calls the node, and encodes the node's reply.
 
-Handlers have no serializers: gRPC hands them the messages' bytes. Each unary call is a row of a
-table, which says how to parse the request, call the node, encode the reply, and refuse. A reply
-reports an error by its status; only `ErrorMapper` knows the status of an error.
+gRPC passes messages to the handlers as bytes, without serializers. A table has one row for each
+unary call. The row says how to parse the request, call the node, encode the reply, and encode a
+refusal. A reply reports an error by its status; only `ErrorMapper` knows the status of an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
 EXPIRY_LOOK_SECONDS: Final = 60.0
-"""The longest time between two looks at the clock, while a stream waits for its token's end."""
+"""The longest time between two checks of the clock for the end of a stream's token."""
 
 RATED_RPCS: Final = frozenset({"ReadLac", "WriteLac", "ListEntries"})
 """Calls that count as one request of their caller. Reads and adds count by their bytes as well."""
@@ -69,12 +69,12 @@ class _Call(Generic[_Request, _Reply]):
     encode: Callable[[_Reply], bytes]
     refuse: Callable[[Reply], _Reply]
     ledger_of: Callable[[_Request], int | None] = attrgetter("ledger_id")
-    """The ledger whose rights are needed; None if it is about none."""
+    """Returns the ledger that the request concerns; None if it concerns no ledger."""
     status_of: Callable[[_Reply], Status] = _status
 
 
 class BookieService:
-    """Serves one node. `end_streams` is the first step of a shutdown."""
+    """Serves the gRPC calls for one node."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class BookieService:
         rpc: RpcSettings | None = None,
         arrivals: Arrivals | None = None,
     ) -> None:
-        """Without a `gatekeeper`, everybody may do everything; without `rates`, at any rate.
+        """Without a `gatekeeper`, callers may do everything; without `rates`, at any rate.
 
-        `rpc` bounds the time of calls. `arrivals` counts what reaches the handlers.
+        `rpc` limits the duration of calls. `arrivals` counts the bytes that reach the handlers.
         """
         self._arrivals = arrivals or Arrivals()
         self._node = node
@@ -119,13 +119,13 @@ class BookieService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def end_streams(self) -> None:
-        """End every stream after its owed answers; later streams end at once."""
+        """End every stream after it has answered its requests; later streams end at once."""
         self._ended = True
         for stream in list(self._streams):
             stream.end()
 
     def close(self) -> None:
-        """Give no more calls up; all of them have ended."""
+        """Stop the timers of calls; call this after all calls have ended."""
         self._reception.close()
 
     def _calls(self) -> list[_Call[Any, Any]]:
@@ -184,10 +184,10 @@ class BookieService:
     def _handler(
         self, call: _Call[_Request, _Reply]
     ) -> Callable[[bytes, IdentifiedCall], Awaitable[bytes]]:
-        """Make the handler of one kind of unary call; it answers every error by a status.
+        """Return a handler for one kind of unary call, which answers every error by a status.
 
-        gRPC inspects the handler at each call, which is faster for a plain function than for a
-        ``functools.partial``.
+        The handler is a plain function, because gRPC inspects it at each call and would take longer
+        for a ``functools.partial``.
         """
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
@@ -222,11 +222,11 @@ class BookieService:
     def _enter(
         self, context: IdentifiedCall, *, is_urgent: bool = False
     ) -> tuple[Caller | None, Visit]:
-        """Begin a call that is no stream of requests; it ends when its last answer is taken.
+        """Begin a call with a single request; its visit ends when gRPC says that it is over.
 
         Raises:
-            NotPermittedError: the token proves nothing.
-            TooManyRequestsError: the peer has as many calls as it may.
+            NotPermittedError: the token is not valid.
+            TooManyRequestsError: the peer already has the largest permitted number of calls.
         """
         caller = None if self._gatekeeper is None else caller_of(self._gatekeeper, context)
         visit = self._reception.enter(context.peer(), caller, is_urgent=is_urgent)
@@ -240,8 +240,8 @@ class BookieService:
         """Refuse a call that the caller's roles do not permit; note fences in the audit log.
 
         Raises:
-            NotPermittedError: they do not.
-            MetadataError: the store does not tell of which log the ledger is.
+            NotPermittedError: the roles do not permit the call.
+            MetadataError: the metadata store cannot say to which log the ledger belongs.
         """
         if caller is None:
             return
@@ -255,7 +255,7 @@ class BookieService:
             caller.did(rpc, ledger_id)
 
     def _rate(self, rpc: str, context: IdentifiedCall, ledger_id: int | None) -> None:
-        """Charge a call of `RATED_RPCS` to the caller's rate.
+        """Charge a call of `RATED_RPCS` to the caller's rate; ignore other calls.
 
         Raises:
             TooManyRequestsError: a rate is used up.
@@ -265,7 +265,7 @@ class BookieService:
             RateMeter(rates, self._gatekeeper, context).ask(ledger_id)
 
     async def _read(self, command: ReadCommand, context: IdentifiedCall, visit: Visit) -> ReadReply:
-        """Read in the caller's turn, within his rate and the budget of bytes in flight."""
+        """Read entries in the caller's turn, within the caller's rate and the read budget."""
         if not (command.fence or visit.try_turn(1)):
             await visit.turn(1)
         meter = None
@@ -281,10 +281,10 @@ class BookieService:
         return reply
 
     async def _force(self, ledger_id: int, context: IdentifiedCall, _visit: Visit) -> Reply:
-        """Do a force; refuse it if the client means an earlier process, which may have lost adds.
+        """Force a ledger; refuse if the client names an earlier process, which may have lost adds.
 
         Raises:
-            WrongIncarnationError: The client named another process.
+            WrongIncarnationError: The client named another process of this bookie.
         """
         if named(context.invocation_metadata(), LIFE_METADATA_KEY) not in ("", self._life):
             raise WrongIncarnationError(
@@ -329,10 +329,11 @@ class BookieService:
     async def _serve(
         self, stream: StreamHandler, context: IdentifiedCall, caller: Caller | None, visit: Visit
     ) -> None:
-        """Serve a stream to its end, which comes at the latest when the caller's token expires.
+        """Serve a stream until it ends; it ends at the latest when the caller's token expires.
 
-        The client then opens another stream, with its next token. A stream that is refused for its
-        peer's share ends after its first message, or soon without one.
+        After its token has expired, the client opens another stream with a new token. A stream
+        whose peer has too many calls or streams ends after its first message, or after
+        `REFUSED_STREAM_SECONDS`.
         """
         if self._ended:
             stream.end()
@@ -397,10 +398,10 @@ class BookieService:
         context: IdentifiedCall,
         refuse: Callable[[Reply], bytes],
     ) -> None:
-        """Write pages as fast as the client accepts them; an error is the last page.
+        """Write pages of a listing as fast as the client accepts them; an error is the last.
 
-        A listing is complete when the call ends with gRPC OK and every page's status was OK. The
-        time until the next page is bounded, and so is the time until the client takes it.
+        A listing is complete when the call ends with gRPC OK and every page's status was OK. Both
+        the wait for each page and the wait for the client to receive it are limited.
         """
         status, visit = Status.OK, None
         try:
@@ -436,7 +437,7 @@ class BookieService:
         return refusal.status
 
     def _arrived(self, context: IdentifiedCall, size: int) -> None:
-        """Count a call that came with its one message."""
+        """Count the bytes of a call and of its single message."""
         arrived = self._arrivals.of(context.peer())
         arrived.call(context.invocation_metadata())
         arrived.message(size)
@@ -448,9 +449,10 @@ class BookieService:
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
     def _admit(self, context: IdentifiedCall) -> tuple[Caller | None, BookieError | None, Visit]:
-        """Return who opens a stream, the error for all its requests if it is refused, and its part.
+        """Return the caller of a stream, the error that refuses its requests, and its visit.
 
-        The caller is None if everybody may do everything, so that requests need no check.
+        The caller is None if no request needs a check: roles are not required, or the stream is
+        refused.
         """
         caller = refusal = None
         peer, keeper = context.peer(), self._gatekeeper
@@ -468,16 +470,16 @@ class BookieService:
         return caller if asks else None, refusal, visit
 
     def _meter(self, context: IdentifiedCall, refusal: BookieError | None) -> RateMeter | None:
-        """Return who is charged for a call; None if nothing is limited, or nobody was let in."""
+        """Return the meter that charges a call; None without rates, or if the call is refused."""
         if self._rates is None or refusal is not None:
             return None
         return RateMeter(self._rates, self._gatekeeper, context)
 
 
 def _end_later(caller: Caller | None, end: Callable[[], None]) -> Callable[[], None]:
-    """Call `end` when the caller's token is no longer accepted; return what stops the wait.
+    """Call `end` when the caller's token has expired; return a function that stops the wait.
 
-    The wall clock may jump, so it is looked at again at least once a minute.
+    The wall clock may jump, so the function checks it at least once a minute.
     """
     if caller is None or caller.expires_seconds is None:
         return lambda: None
@@ -501,10 +503,10 @@ def _fences(request: object) -> bool:
 
 
 def _check_late(visit: Visit | None) -> None:
-    """Go on after a cancellation, if it only means that the call has lasted too long.
+    """Return if the task was cancelled only because the call has lasted too long; otherwise raise.
 
     Raises:
-        CancelledError: the call itself was cancelled.
+        CancelledError: the call was cancelled for another reason.
     """
     task = asyncio.current_task()
     if visit is None or not visit.is_late or task is None or task.uncancel():

@@ -1,14 +1,16 @@
-"""What one peer may hold of a bookie: a share for each connection, and one for each identity.
+"""Shares: limits on the resources of a bookie that each connection and each identity may use.
 
-An identity is a principal, or the address of a caller without a name. Its connections, streams and
-calls share what it may hold. So many connections give a peer no more than few, and whoever reaches
-the bookie by one broken proxy or job leaves the other half of the budgets to everybody else.
+An identity is a principal, or the address of a caller without a name. All connections of an
+identity share one limit. So a peer with many connections gets no more than a peer with few. By
+default, an identity gets at most half of the bytes in flight, and a faulty job or proxy leaves the
+other half to other identities.
 
-A call takes bytes, streams and watches from both of its shares (`Visit`). Shares that hold nothing
-are forgotten.
+A call takes bytes, streams and watches from two shares: its connection's and its identity's
+(`Visit`). A share from which nothing is taken is deleted.
 
-Adds over a share wait, so flow control slows their client down; everything else over a share is
-refused, and may come back soon. What recovery needs may take a quarter more.
+An add that exceeds a share waits, so flow control slows down its client. Any other request that
+exceeds a share is refused, and may be repeated soon. Requests of a recovery may exceed the limits
+on bytes and calls by a quarter.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ CONNECTION, IDENTITY = "connection", "identity"
 """Holders of shares, as metrics and refusals name them."""
 
 ADDS, READS, CALLS, STREAMS, WATCHES = "adds", "reads", "calls", "streams", "watches"
-"""What shares bound, as the metric `share_exceeded_total` names it."""
+"""The kinds of resources that shares limit, as the metric `share_exceeded_total` names them."""
 
 RETRY_SECONDS: Final = 0.2
-"""When a refused peer is to come back; much of a share is free again within this time."""
+"""The pause after which a refused peer may try again; much of a share becomes free in this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareBounds:
-    """The most that each holder of one kind may hold; 0 calls or streams are not bounded."""
+    """The limits of each share of one kind of holder; 0 calls or 0 streams means no limit."""
 
     holder: str
     add_bytes: int
@@ -52,7 +54,7 @@ class ShareBounds:
 
 
 class Share:
-    """What one connection or one identity holds."""
+    """The resources that one connection or one identity uses now."""
 
     __slots__ = ("adds", "bounds", "calls", "key", "read_bytes", "streams", "watches")
 
@@ -67,7 +69,7 @@ class Share:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is held."""
+        """True if the holder uses nothing now."""
         return not (self.calls or self.adds.used or self.read_bytes or self.watches)
 
 
@@ -75,7 +77,7 @@ class Shares:
     """The shares of all peers of one bookie.
 
     Args:
-        limits: what the whole has, and which part of it a peer may hold.
+        limits: the budgets of the bookie, and the part of them that a peer may use.
         metrics: counts how often a share was exceeded, and exports the largest share.
     """
 
@@ -116,12 +118,12 @@ class Shares:
 
         Args:
             peer: the connection, as gRPC names it.
-            principal: who calls.
+            principal: the name of the caller.
             is_stream: True if the call is a stream.
             is_urgent: True if recovery waits for the call.
 
         Raises:
-            TooManyRequestsError: the peer has as many calls or streams as it may.
+            TooManyRequestsError: a share has no room for another call or stream.
         """
         # An address is in a tuple, so that no name can pose as one.
         identity = (peer.rpartition(":")[0],) if principal == ANONYMOUS else principal
@@ -149,7 +151,7 @@ class Shares:
         self.forget_if_empty(both)
 
     def exceeded(self, share: Share, of: str) -> TooManyRequestsError:
-        """Count that a share was exceeded; return the error that says so."""
+        """Count a request that exceeds a share, and return the error for it."""
         holder = share.bounds.holder
         self._exceeded[holder, of]()
         return TooManyRequestsError(
@@ -158,13 +160,13 @@ class Shares:
         )
 
     def forget_if_empty(self, both: tuple[Share, ...]) -> None:
-        """Forget those shares of a call that hold nothing."""
+        """Delete each of the two shares of a call from which nothing is taken."""
         for shares, share in zip((self._connections, self._identities), both, strict=False):
             if share.is_empty and shares.get(share.key) is share:
                 del shares[share.key]
 
     def _largest(self) -> float:
-        """Return which part of a budget of bytes the greediest identity holds."""
+        """Return the largest part of a budget that one identity uses, from 0 to 1."""
         adds, reads = self._totals
         held = self._identities.values()
         return max((max(one.adds.used / adds, one.read_bytes / reads) for one in held), default=0.0)

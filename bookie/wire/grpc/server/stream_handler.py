@@ -1,13 +1,13 @@
 """The bookie's side of a stream: how a stream begins, reads, writes and ends.
 
-Two coroutines serve a stream, so a stream costs two tasks, and a request costs none. The reader
-accepts messages until the client or the bookie ends the stream. The writer sends the owed answers,
-and sleeps while no answer is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
+Two tasks serve a stream, a reader and a writer; a request needs no task of its own. The reader
+accepts messages until the client or the bookie ends the stream. The writer sends answers, and
+sleeps while no answer is ready. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
 `LacWatchHandler` define `_take`, which handles a message, and `_write`, which sends the answers.
 
-Each message and each answer takes a turn of the event loop, which ordinary streams share. A stream
-that does what recovery waits for does not wait for turns. A client that takes no answer loses its
-connection after a while.
+Each message and each answer waits for a turn of the event loop (`bookie.env.turns`). Messages for
+which a recovery waits need no turn. A client that receives no answer for too long loses its
+connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StreamHandler:
     """Serves one streaming call; each kind of stream defines `_take` and `_write`.
 
     Args:
-        visit: what the call holds of the bookie; its maker ends it after the call.
+        visit: the resources of the bookie that the call uses; the code that made the visit ends it.
     """
 
     _offers: tuple[tuple[str, str], ...] = ()
@@ -40,22 +40,22 @@ class StreamHandler:
         self._tasks = asyncio.TaskGroup()
         """The tasks of this call; all of them end before the call."""
         self._sleep: asyncio.Future[None] | None = None
-        """The future on which the writer sleeps until an answer is owed or the stream ends.
+        """The future on which the writer sleeps until an answer is ready or the stream ends.
 
         There is no await between the writer's last check for answers and the assignment of this
         future, so no wake-up is lost.
         """
         self._answered = asyncio.Event()
-        """Set when an owed answer has been sent."""
+        """Set when an answer has been sent."""
         self._ended = False
         self.arrived = Arrived()
-        """Counts the messages; whoever makes the handler sets the connection's own count."""
+        """Counts the messages; the service replaces it by the count of the connection."""
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and received its last answer.
 
-        The call is cancelled when the stream breaks, or returns early when gRPC reports the break
-        by an error.
+        When the stream breaks, gRPC cancels this method, or reports an error, and the method then
+        returns early.
         """
         try:
             async with self._tasks as tasks:
@@ -75,7 +75,7 @@ class StreamHandler:
             self._forget()
 
     def end(self) -> None:
-        """Accept no further message, and end the stream after the owed answers."""
+        """Accept no further message; end the stream after the answers to the accepted requests."""
         self._ended = True
         self._wake()
 
@@ -103,7 +103,7 @@ class StreamHandler:
         self.end()
 
     async def _send(self, context: CallContext, data: bytes) -> None:
-        """Write one message, in its turn; the visit bounds the time until the client takes it."""
+        """Wait for a turn, then write one message; the visit limits the time of the write."""
         visit = self._visit
         if not (self._is_urgent or visit.try_turn(1)):
             await visit.turn(1)
@@ -118,11 +118,11 @@ class StreamHandler:
 
     @property
     def _is_full(self) -> bool:
-        """True if too many answers are owed to read another message; then the client must wait."""
+        """True if too many requests are unanswered; the reader then reads no further message."""
         return False
 
     async def _write(self, context: CallContext) -> None:
-        """Send the owed answers until the stream has ended."""
+        """Send answers until the stream has ended."""
         raise NotImplementedError
 
     def _stop(self) -> None:

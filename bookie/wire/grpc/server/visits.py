@@ -1,10 +1,11 @@
-"""One call at the bookie: what it holds, how long it may last, and when it has its turn.
+"""One call at the bookie: its charges to the shares, its time limits, and its turns.
 
-A `Visit` takes from the shares of its peer and returns all of it, however the call ends: with an
-answer, by an error, cancelled, or broken.
+A `Visit` charges the shares of its peer, and ends all charges however the call ends: with an
+answer, with an error, by cancellation, or by a broken connection.
 
-Two waits of a call are bounded. A client that takes no answers loses its connection. A call that
-waits for the bookie itself, such as a read of a device that hangs, is given up.
+Two waits of a call have time limits. If a client does not receive an answer in time, its connection
+is closed. If a call waits too long for the bookie itself, such as for a device that hangs, the call
+is cancelled and refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bookie.wire.grpc.server.hang_up import hang_up
 from bookie.wire.grpc.server.shares import ADDS, READS, WATCHES, Share, Shares
 
 HANG_UP_SECONDS: Final = 0.5
-"""The time between two looks for the connections of clients that take no answers."""
+"""The pause before the connections of clients that receive no answers are shut down together."""
 
 _log = event_log(__name__)
 
@@ -32,10 +33,10 @@ class Reception:
     """Begins each call at one bookie.
 
     Args:
-        limits: the shares of peers.
-        rpc: how long calls may last.
-        metrics: counts what was refused or ended.
-        end: shuts down the connections of peers; returns how many it found.
+        limits: the sizes of the shares.
+        rpc: the time limits of calls.
+        metrics: counts refused requests and ended calls.
+        end: shuts down the connections of the given peers; returns how many it found.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class Reception:
 
         Args:
             peer: the connection, as gRPC names it.
-            caller: who calls; None without a gatekeeper.
+            caller: the caller; None without a gatekeeper.
             is_stream: True if the call is a stream.
             is_urgent: True if recovery waits for the call.
 
         Raises:
-            TooManyRequestsError: the peer has as many calls or streams as it may.
+            TooManyRequestsError: a share has no room for another call or stream.
         """
         self.turns.hurry()
         principal = ANONYMOUS if caller is None else caller.principal
@@ -79,25 +80,25 @@ class Reception:
         return Visit(self, peer, both, is_stream=is_stream)
 
     def turn_away(self, peer: str) -> Visit:
-        """Begin a stream that is only told that it is refused; it holds nothing."""
+        """Begin a stream that will only be refused; return a visit without charges."""
         return Visit(self, peer, (), is_stream=True)
 
     def close(self) -> None:
-        """End no more calls; the bookie stops."""
+        """Stop all timers of calls, because the bookie stops."""
         self._deadlines.abandon()
 
     def work(self, visit: Visit) -> None:
-        """Give a call up if it still waits for the bookie after `rpc.call_seconds_max`."""
+        """Cancel a call if it still waits for the bookie after `rpc.call_seconds_max`."""
         visit.is_sending = False
         self._deadlines.start(visit, self.call_seconds_max)
 
     def send(self, visit: Visit) -> None:
-        """End a call whose client has not taken an answer after `rpc.slow_reader_seconds`."""
+        """Cancel a call if its client takes no answer within `rpc.slow_reader_seconds`."""
         visit.is_sending = True
         self._deadlines.start(visit, self._slow_reader_seconds)
 
     def rest(self, visit: Visit) -> None:
-        """Bound no wait of a call: it waits for its client's next request, or is over."""
+        """Stop the timer of a call that has ended, or that waits for its client's next request."""
         self._deadlines.stop(visit)
 
     def _expire(self, visit: Visit) -> None:
@@ -147,7 +148,11 @@ class Visit:
         """True if the call is cancelled because it lasted too long."""
 
     def leave(self, _context: object = None) -> None:
-        """End the call; further calls do nothing. What it still holds is returned later."""
+        """End the visit; further calls of `leave` do nothing.
+
+        Bytes and watches that are still charged are returned later by `end_add`, `end_read` and
+        `end_watches`.
+        """
         if not self._has_left:
             self._has_left = True
             self._reception.rest(self)
@@ -157,33 +162,36 @@ class Visit:
 
     @property
     def seconds_max(self) -> float:
-        """The longest time for which a request may wait for the bookie."""
+        """The longest time, in seconds, that a request may wait for the bookie."""
         return self._reception.call_seconds_max
 
     def works(self) -> None:
-        """The call waits for the bookie from now on."""
+        """Start the timer for the call's wait for the bookie."""
         self._reception.work(self)
 
     def sends(self) -> None:
-        """The call waits from now on for its client to take an answer."""
+        """Start the timer for the client to receive an answer."""
         self._reception.send(self)
 
     def rests(self) -> None:
-        """The call may now wait for ever, for its client's next request."""
+        """Stop the timer: the call may wait without limit for its client's next request."""
         self._reception.rest(self)
 
     def try_turn(self, units: int) -> bool:
-        """Take units of this turn of the event loop, if it has some left; see `Turns`."""
+        """Take `units` of the current turn of the event loop if some are left; see `Turns`."""
         return self._reception.turns.try_take(units)
 
     async def turn(self, units: int) -> None:
-        """Wait for units of a turn of the event loop, in the line of the identity."""
+        """Wait for `units` of a turn of the event loop, behind earlier waits of the identity."""
         await self._reception.turns.take(units, self.shares[-1] if self.shares else None)
 
     # --- bytes and watches ---------------------------------------------------------------
 
     def try_add(self, size: int, *, is_urgent: bool = False) -> bool:
-        """Take `size` bytes for adds, if there is room now and nobody waits."""
+        """Charge `size` bytes of adds if the shares have room and no add waits; else False.
+
+        An urgent add may exceed the shares by a quarter, and overtakes adds that wait.
+        """
         for number, share in enumerate(self.shares):
             beyond = share.bounds.add_bytes // 4 if is_urgent else 0
             if not share.adds.try_take(size, beyond):
@@ -194,7 +202,7 @@ class Visit:
         return True
 
     async def add(self, size: int) -> None:
-        """Wait for room for `size` bytes of adds, and take them."""
+        """Wait until both shares have room for `size` bytes of adds, and charge them."""
         taken = []
         try:
             for share in self.shares:
@@ -206,16 +214,16 @@ class Visit:
             raise
 
     def end_add(self, size: int) -> None:
-        """Return bytes of adds."""
+        """End the charge of `size` bytes of adds."""
         for share in self.shares:
             share.adds.give_back(size)
         self._forget()
 
     def read(self, size: int, *, is_urgent: bool = False) -> None:
-        """Take `size` bytes for a read; a first read is always admitted.
+        """Charge `size` bytes of a read; a share always has room for a single read.
 
         Raises:
-            TooManyRequestsError: the peer has as many reads as it may; nothing was taken.
+            TooManyRequestsError: a share has no room for the read; nothing was charged.
         """
         for share in self.shares:
             most = share.bounds.read_bytes
@@ -227,16 +235,16 @@ class Visit:
             share.read_bytes += size
 
     def end_read(self, size: int) -> None:
-        """Return bytes of a read; a negative size takes bytes without a check."""
+        """End a charge of `size` bytes of reads; a negative size charges without a check."""
         for share in self.shares:
             share.read_bytes -= size
         self._forget()
 
     def watch(self) -> None:
-        """Take one watch of a ledger.
+        """Charge one watch of a ledger.
 
         Raises:
-            TooManyRequestsError: the peer watches as many ledgers as it may.
+            TooManyRequestsError: a share has no room for another watch.
         """
         for share in self.shares:
             if share.watches >= share.bounds.watches:
@@ -245,7 +253,7 @@ class Visit:
             share.watches += 1
 
     def end_watches(self, count: int = 1) -> None:
-        """Return watches of ledgers."""
+        """End the charge of `count` watches."""
         for share in self.shares:
             share.watches -= count
         self._forget()
