@@ -1,5 +1,5 @@
 """Messages between clients and bookies, their encoding, and deadlines of calls.
 
-`codec` builds and parses the frequent messages itself; generated protobuf code handles the rare
-messages. The package `grpc` transports both kinds.
+`codec` builds and parses the frequent messages itself; `unary_codec` uses generated protobuf code
+for the rare messages. The package `grpc` sends and receives all messages.
 """

@@ -1,8 +1,9 @@
 """Joined messages: one message carries several AddRequests or AddResponses.
 
-A message costs each end about 100 µs, whatever its size. So adds of many ledgers that wait at the
-same time share a message, and so do their answers. No add or answer waits in order to be joined
-with others. A joined message has only the repeated field ``together``.
+Sender and receiver each need about 100 µs for a message of any size. So adds that wait at the same
+time are joined into one message, even adds of different ledgers. Answers that wait at the same time
+are joined, too. No add or answer waits only to be joined with others. A joined message has only the
+repeated field ``together``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTA
 
 
 def fitting(queue: deque[bytes]) -> int:
-    """Return how many of the oldest messages in `queue` fit into one message: at least one."""
+    """Return how many of the oldest messages in `queue` fit into one joined message, at least 1."""
     count = size = 0
     for message in queue:
         size += len(message)
@@ -49,7 +50,7 @@ def fitting(queue: deque[bytes]) -> int:
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:
-    """Join AddRequests, or AddResponses, into one message; a single one is returned unchanged."""
+    """Join AddRequests or AddResponses into one message; return a single message unchanged."""
     if len(messages) == 1:
         return messages[0]
     parts: list[bytes] = []
@@ -61,10 +62,11 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 def split_message(data: bytes) -> Sequence[bytes | memoryview]:
     """Split a message that `join_messages` joined; large parts are views.
 
-    A view keeps `data` in memory: at most eight times its own size.
+    A view keeps all of `data` in memory, which is at most eight times as large as the view.
 
     Raises:
-        BadRequestError: The messages are cut off, too many, too large, or mixed with other fields.
+        BadRequestError: The joined message is cut off, too large, has too many parts, or has other
+            fields.
     """
     if not data.startswith(_TOGETHER):
         return (data,)

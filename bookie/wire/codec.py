@@ -1,18 +1,19 @@
 """Encodes and parses the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-This module builds and parses the frequent messages itself, because generated code would work per
-entry. Here, a batch of a thousand entries costs a few array copies. Sizes and steps in a message
-are the memory of numpy arrays. A parsed payload is a view of the message.
+Generated protobuf code would need Python work for each entry. Here, a batch of a thousand entries
+costs a few copies of arrays. The arrays of entry sizes and of id steps are copied between numpy and
+the message as they are in memory. A parsed payload is a view of the message.
 ``proto/bookie/v1/bookie.proto`` defines the contract. Like generated code, this module writes
 fields in the order of their numbers and omits defaults.
 
-In an AddRequest, the request id comes first and the payload last. Request ids of adds come from one
-counter per client, so every bookie of a write set gets the same bytes object. On one stream, the
-ids of adds need not increase, because a batch may be resent after later batches. Bookies answer
-adds in request order. Adds, or answers, that wait at the same time are joined (`wire/coalesce.py`).
+In an AddRequest, the request id comes first and the payload last. Each client has one counter for
+the request ids of adds. So the client encodes an add once, and sends the same bytes object to every
+bookie of the write set. On one stream, request ids need not increase, because a batch may be sent
+again after later batches. A bookie answers the adds of a stream in the order of the requests. Adds
+that wait at the same time are joined into one message, and so are answers (`wire/coalesce.py`).
 
-Parsers accept fields in any order and skip unknown fields. A message that breaks the contract in
-any other way raises :class:`BadRequestError`, and no other error.
+Parsers accept fields in any order and skip unknown fields. If a message breaks the contract in any
+other way, a parser raises :class:`BadRequestError`, and never another error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from bookie.wire.messages import (
 )
 
 MASTER_KEY_BYTES_MAX: Final = 64
-"""The longest key in a request; keys here have 32 bytes, those of Apache BookKeeper 20."""
+"""The longest key in a request; bookie's keys have 32 bytes, those of Apache BookKeeper 20."""
 
 LAC_PACKET_BYTES_MAX: Final = 64
 """The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
@@ -81,7 +82,7 @@ def encode_add_request(
     deferred_sync: bool = False,
     lac_packet: bytes = b"",
 ) -> bytes:
-    """Encode one add, or an explicit LAC alone when `batch` is None.
+    """Encode one add request; if `batch` is None, it carries only an explicit LAC.
 
     The payload is copied once. The encoder checks nothing, because the bookie checks the request.
     """
@@ -111,14 +112,14 @@ def encode_add_request(
 
 
 def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
-    """Parse one message, and return its request id and its command.
+    """Parse one add request, and return its request id and its command.
 
     The batch's payload and arrays are views of `data` and keep `data` alive. Bounds of ids and
     sizes are checked; the payload's checksum and the packets' headers are not.
 
     Raises:
-        BadRequestError: The bytes are not a message, or break a bound; `request_id_of` may still
-            find the request's id.
+        BadRequestError: The bytes are not a message, or a value is out of bounds; `request_id_of`
+            may still find the request's id.
     """
     lone = _parse_lone_add(data)
     if lone is not None:
@@ -150,10 +151,10 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 
 
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
-    """Parse a valid request with one entry like `parse_add_request`; None for other messages.
+    """Parse a valid request with one entry, like `parse_add_request`; return None for others.
 
-    The parser for a single entry takes half the time of the general parser. Appends of one entry
-    wait for the parser, and a writer of many ledgers sends mostly requests with one entry.
+    This parser takes half the time of the general parser. Its time adds to the latency of each
+    append of one entry. A writer of many ledgers sends mostly such appends.
     """
     match = _LONE_ADD.match(data)
     if match is None:
@@ -186,7 +187,7 @@ def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
 
 
 def request_id_of(data: bytes | memoryview) -> int:
-    """Return the request id of a message that may be malformed later; 0 if unknown."""
+    """Return the request id at the start of an add request that may be malformed; 0 if unknown."""
     if data[:1] != b"\x08":
         return 0
     request_id = 0
@@ -201,9 +202,10 @@ def request_id_of(data: bytes | memoryview) -> int:
 
 
 class AddAnswer(NamedTuple):
-    """A bookie's answer to one add. `message` is one sentence, empty when the status is OK.
+    """A bookie's answer to one add; `message` is a sentence about an error, else empty.
 
-    With TOO_MANY_REQUESTS, `retry_after_ms` says when to come back; 0 if the bookie does not say.
+    With TOO_MANY_REQUESTS, `retry_after_ms` is the pause before the client should retry; 0 means
+    that the bookie names no pause.
     """
 
     request_id: int
@@ -246,7 +248,7 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
 
 
 def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
-    """Encode one read on a stream; the client waits `timeout_ms`, or without limit if it is 0."""
+    """Encode one read on a stream; with a `timeout_ms` of 0, the client waits without limit."""
     out = encode_read_request(command) + b"\x58" + varint(request_id)
     return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
 
@@ -282,10 +284,10 @@ def encode_read_request(command: ReadCommand) -> bytes:
 
 
 def parse_read_request(data: bytes) -> ReadCommand:
-    """Parse a read request; ids, limits and stripe of the result are within their bounds.
+    """Parse a read request, and check that ids and stripe are within their bounds.
 
     Raises:
-        BadRequestError: The bytes are not a message, or break a bound.
+        BadRequestError: The bytes are not a message, or a value is out of bounds.
     """
     return parse_streamed_read(data)[2]
 
@@ -294,8 +296,8 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
     """Parse a read on a stream: return its request id, its timeout in ms, and the read.
 
     Raises:
-        BadRequestError: The bytes are not a message, or break a bound; `read_id_of` may still find
-            the request's id.
+        BadRequestError: The bytes are not a message, or a value is out of bounds; `read_id_of` may
+            still find the request's id.
     """
     numbers = scan_numbers(data)
     if numbers is not None:
@@ -330,7 +332,7 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
 
 
 def read_id_of(data: bytes) -> int:
-    """Return the request id of a read that breaks a bound; 0 if unknown."""
+    """Return the request id of a read with a value out of bounds; 0 if unknown."""
     try:
         return scan(data, {}).numbers.get(0x58, 0)
     except BadRequestError:
@@ -373,8 +375,8 @@ def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
 def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
     """Parse a bookie's answer to a read of `ledger_id`.
 
-    The batch is a view of `data`. The bounds of the batch are checked; ids and digests inside its
-    packets are not.
+    The batch is a view of `data`. The parser checks the bounds of the batch, but not the ids and
+    digests inside its packets.
 
     Raises:
         BadRequestError: The bytes are not a ReadResponse, or its parts contradict each other.
@@ -383,11 +385,11 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 
 
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
-    """Scan an answer on a stream; return its request id, and the fields for `read_reply_of`.
+    """Scan an answer to a read; return its request id, and the fields for `read_reply_of`.
 
-    Answers on a stream are parsed in two steps for two reasons. Only the request contains the
-    ledger of an answer. And an answer with contradictions must fail only its own request, not the
-    stream.
+    Answers on a stream are parsed in two steps. First the request id tells which request is
+    answered, because an answer does not contain its ledger id. Then a malformed reply fails only
+    its own request, not the stream.
 
     Raises:
         BadRequestError: The bytes are not a message.
@@ -397,7 +399,7 @@ def scan_read_response(data: bytes) -> tuple[int, Fields]:
 
 
 def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
-    """Make the reply from a scanned message; raises like `parse_read_response`."""
+    """Return the reply from a scanned message; errors are those of `parse_read_response`."""
     number = fields.numbers.get
     status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(

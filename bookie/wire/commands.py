@@ -1,7 +1,6 @@
-"""Requests to a bookie and its replies: the values inside wire messages.
+"""Values inside wire messages: the requests to a bookie, and the bookie's replies.
 
-The node decides about requests, `wire` transports requests and replies, and clients make requests
-and read replies.
+Clients create requests and interpret replies. `wire` transports both. The node executes requests.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from bookie.ids import NO_ENTRY, Status
 
 
 class Reply(NamedTuple):
-    """The outcome of a request; `message` is one sentence, empty if the status is OK.
+    """The outcome of a request; `message` is a sentence about an error, or empty with status OK.
 
-    With TOO_MANY_REQUESTS, `retry_after_ms` says when to come back; 0 if the bookie does not say.
+    With TOO_MANY_REQUESTS, `retry_after_ms` is the pause before the client should retry; 0 means
+    that the bookie names no pause.
     """
 
     status: Status
@@ -61,12 +61,12 @@ class ReadCommand(NamedTuple):
 
 
 class ReadReply(NamedTuple):
-    """The answer to a read: consecutive wanted entries; a missing entry is never skipped.
+    """The answer to a read: consecutive wanted entries, which end before the first missing entry.
 
-    `stopped_by` is the reason why the batch ends before `next_entry_id`, the first wanted id that
-    is not in `batch`. A `stopped_by` of OK means that a limit or the end of the range was reached.
-    If `status` is an error, `batch` is None and the status concerns the first wanted id. `max_lac`
-    is an unverified hint.
+    `next_entry_id` is the first wanted id that is not in `batch`. `stopped_by` is the reason why
+    the batch ends there; OK means that a limit or the end of the range was reached. If `status` is
+    an error, `batch` is None and the status concerns the first wanted id. `max_lac` is an
+    unverified hint.
     """
 
     status: Status
@@ -86,7 +86,7 @@ def refused_read(refusal: Reply) -> ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """A bookie's knowledge of a ledger's end; a packet is empty if the bookie lacks it."""
+    """A bookie's knowledge of a ledger's end; a packet that the bookie lacks is empty."""
 
     status: Status
     message: str = ""
@@ -130,7 +130,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """A bookie's description of itself; sizes are those of the device with the ledgers.
+    """A bookie's description of itself; sizes are those of the device that stores the ledgers.
 
     `ledgers` is the number of ledgers in the index at the last checkpoint.
     """

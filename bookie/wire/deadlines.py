@@ -1,14 +1,14 @@
-"""Deadlines of calls and timers of state machines: one event-loop timer serves many deadlines.
+"""Many deadlines with one event-loop timer, for calls and for state machines.
 
-One event-loop timer per call would take a fifth of a client's cost to read one entry, and nearly
-every such timer would be cancelled.
+With a separate event-loop timer for each call, timers would take a fifth of a client's time to read
+one entry, and nearly every timer would be cancelled.
 
 Deadlines count only the time in which the event loop ran. A program may block its event loop, or
-the process may be stopped. Such a pause must not look like a timeout, although deadlines pass
-before the loop reads the answers that arrived meanwhile. So a timer fires at least every half
-second. If the timer fires late, all deadlines are moved by the length of the pause. A deadline that
-has passed despite the move gets half a second more, but only once. So an event loop that is always
-late also has timeouts.
+the process may be stopped. After such a pause, the loop first finds passed deadlines, and only then
+reads the answers that arrived during the pause. These calls must not time out. So the timer fires
+at least every half second. If the timer fires late, all deadlines are moved by the length of the
+pause. A deadline that has passed in spite of this move gets half a second more, but only once. So
+calls can time out even if an event loop is always late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_SECONDS: Final = 0.5
 
 
 def is_being_cancelled() -> bool:
-    """True if the current task itself was cancelled, not only the call that it awaits."""
+    """True if someone cancelled the current task, and not only the call for which it waits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -37,10 +37,10 @@ def _cancel(call: Any) -> None:
 
 
 class Deadlines(Generic[K]):
-    """Expires each key that is not stopped in time; one event loop uses it.
+    """Expires each key that is not stopped in time; only one event loop may use the object.
 
     Args:
-        expire: called with each expired key; by default it cancels the key, which is then a call.
+        expire: called with each expired key; the default calls ``key.cancel()``.
     """
 
     def __init__(self, expire: Callable[[K], object] = _cancel) -> None:
@@ -54,7 +54,7 @@ class Deadlines(Generic[K]):
         self._is_abandoned = False
 
     def start(self, key: K, seconds: float) -> None:
-        """Expire `key` after `seconds` unless `stop` comes first; restart the time if it runs."""
+        """Expire `key` after `seconds`, unless it is stopped; a second call restarts the time."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._timer is not None and now - self._wake_at > LATE_SECONDS:
@@ -66,11 +66,11 @@ class Deadlines(Generic[K]):
             self._arm(loop, min(due, now + PART_SECONDS))
 
     def stop(self, key: K) -> bool:
-        """Forget a key; return True if its time had not passed."""
+        """Forget a key; return True if the key was started and has not expired."""
         return self._due.pop(key, None) is not None
 
     def abandon(self) -> None:
-        """Expire no more keys; `stop` still reports that the time of a key has not passed."""
+        """Expire no more keys; for a key that has not expired, `stop` still returns True."""
         self._is_abandoned = True
         if self._timer is not None:
             self._timer.cancel()
@@ -92,7 +92,7 @@ class Deadlines(Generic[K]):
         self._wake_at, self._was_held_up = now, True
 
     def _fire(self) -> None:
-        """Expire the due keys in the order of their deadlines; set the timer for the next keys."""
+        """Expire the due keys in the order of their deadlines; set the timer for the others."""
         self._timer = None
         loop = asyncio.get_running_loop()
         # Some loops wake up slightly early, by the resolution of their clock.

@@ -1,6 +1,6 @@
-"""Protocols of the two sides that `wire` connects: the node, and gRPC's call objects.
+"""Protocols of the objects that `wire` connects: the node, and gRPC's call objects.
 
-gRPC for Python has no type information; `CallContext` lists the used methods.
+gRPC for Python has no type information, so `CallContext` lists the methods that bookie uses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallContext(Protocol):
         """Return the next message's bytes, or `grpc.aio.EOF`."""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one message; return when gRPC has taken it, so a slow client slows the sender."""
+        """Send one message; wait until gRPC takes it, so that a slow client slows the sender."""
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
         """Report to the client at once that the bookie has accepted the call."""
@@ -45,7 +45,7 @@ class CallContext(Protocol):
 
 
 class IdentifiedCall(CallContext, Protocol):
-    """A call of which the transport knows who makes it."""
+    """A call whose client the transport can identify."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return what the transport knows about the client, such as its certificate."""
@@ -58,7 +58,7 @@ class Watcher(Protocol):
     """One subscriber to changes of LACs."""
 
     def subscribe(self, ledger_id: int, /) -> None:
-        """Report this ledger's state now, and whenever it changes."""
+        """Report the ledger's LAC state now and after each change."""
 
     def unsubscribe(self, ledger_id: int, /) -> None:
         """End the subscription to this ledger."""
@@ -68,28 +68,28 @@ class Watcher(Protocol):
 
 
 class EntryNode(Protocol):
-    """The requests to a bookie about one ledger's entries; no method raises for bad input."""
+    """Requests about one ledger's entries; for a bad request, a method returns an error status."""
 
     def try_admit_add(self, size: int, recovery: bool = False, /) -> bool:
-        """Reserve `size` bytes in flight if there is room; if True, `add` must follow at once.
+        """Reserve `size` bytes in flight if there is room; if True, call `add` at once.
 
-        A `recovery` may take a quarter more.
+        A `recovery` add may exceed the limit by a quarter.
         """
 
     async def admit_add(self, size: int, /) -> None:
-        """Wait for room for `size` bytes in flight, and reserve them; `add` must follow at once."""
+        """Wait for room for `size` bytes in flight and reserve them; then call `add` at once."""
 
     def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
-        """Accept or refuse an add; the outcome is settled when the answer may be sent.
+        """Accept or refuse an add; the outcome is done when the answer may be sent.
 
-        When the outcome is settled, the `admitted` bytes are free again.
+        When the outcome is done, the `admitted` bytes are no longer reserved.
         """
 
     def add_unnamed(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
         """Do `add` for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
-        """Return the reply of `read` if the read need not wait; otherwise None."""
+        """Return the same reply as `read` if it is available at once; otherwise None."""
 
     async def read(self, command: ReadCommand, /) -> ReadReply:
         """Read entries, after a fence if the command requests one."""
@@ -98,10 +98,10 @@ class EntryNode(Protocol):
         """Return the end of a ledger as the bookie knows it."""
 
     async def fence(self, ledger_id: int, master_key: bytes, /) -> LacReply:
-        """Fence a ledger; the fence is durable when this returns, whatever the reply says."""
+        """Fence a ledger durably and return its end; after a refused key there is no fence."""
 
     async def force(self, ledger_id: int, /) -> Reply:
-        """Make all entries of the ledger durable that were accepted before."""
+        """Make all entries of the ledger durable that the bookie has accepted so far."""
 
     async def write_lac(self, ledger_id: int, master_key: bytes, packet: bytes, /) -> Reply:
         """Store an explicit LAC."""

@@ -1,8 +1,7 @@
-"""Encodes and parses the rare messages with generated protobuf code, from and to frozen values.
+"""Converts the rare messages between bytes and immutable values, with generated protobuf code.
 
-Server and client channels encode and parse here every message that is not sent per batch. Parsers
-check requests: a parser returns values within their bounds or raises :class:`BadRequestError`, for
-any bytes.
+The module `codec` handles the frequent messages. A parser of requests accepts any bytes: it returns
+values within their bounds, or raises :class:`BadRequestError`.
 """
 
 from __future__ import annotations
@@ -52,24 +51,24 @@ class WatchChange(NamedTuple):
 
 
 def parse_read_lac_request(data: bytes) -> tuple[int, bytes]:
-    """Parse the ledger whose LAC is requested, and the key."""
+    """Return the ledger id and the key from a request for a LAC."""
     message = _parse(pb.ReadLacRequest, data)
     return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
 def parse_fence_request(data: bytes) -> tuple[int, bytes]:
-    """Parse the ledger to fence, and the key."""
+    """Return the ledger id and the key from a request to fence a ledger."""
     message = _parse(pb.FenceRequest, data)
     return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
 def parse_force_request(data: bytes) -> int:
-    """Parse the ledger whose accepted entries must be made durable."""
+    """Return the id of the ledger whose accepted entries the bookie must make durable."""
     return _ledger_id(_parse(pb.ForceRequest, data).ledger_id)
 
 
 def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
-    """Parse ledger, key and explicit LAC packet; the packet is not empty, but unchecked."""
+    """Return ledger id, key and explicit LAC packet; only the size of the packet is checked."""
     message = _parse(pb.WriteLacRequest, data)
     packet = message.lac_packet
     if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
@@ -78,7 +77,7 @@ def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
 
 
 def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
-    """Parse ledger, first and last id to list, and key; a last id of -1 becomes MAX_ID."""
+    """Return ledger id, first and last entry id to list, and key; a last id of -1 is MAX_ID."""
     message = _parse(pb.ListEntriesRequest, data)
     first = message.first_entry_id
     last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
@@ -88,7 +87,7 @@ def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
 
 
 def parse_list_ledgers_request(data: bytes) -> int:
-    """Parse the ledger id after which to list; -1 lists all ledgers."""
+    """Return the ledger id after which the listing begins; -1 lists all ledgers."""
     after = _parse(pb.ListLedgersRequest, data).after_ledger_id
     if after < -1:
         raise BadRequestError(f"ledger id {after} is not in -1 … 2^63-1")
@@ -108,7 +107,7 @@ def encode_watch_change(change: WatchChange) -> bytes:
 
 
 def parse_watch_request(data: bytes) -> WatchChange:
-    """Parse the ledgers to watch and to stop watching; at most `WATCH_IDS_MAX` together."""
+    """Return the ledgers to watch and to stop watching, at most `WATCH_IDS_MAX` together."""
     _bound(data, WATCH_BYTES_MAX)
     message = _parse(pb.WatchLacRequest, data)
     count = len(message.subscribe) + len(message.unsubscribe)
@@ -169,10 +168,11 @@ def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
 
 
 def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
-    """Parse one page of id ranges; they must ascend and be disjoint, as the contract says.
+    """Parse one page of id ranges, which must be ascending and disjoint.
 
     Raises:
-        BadRequestError: The page is not such a message, or its ranges violate the contract.
+        BadRequestError: The bytes are not a ListEntriesResponse, or the ranges are not ascending
+            and disjoint.
     """
     message = _parse(pb.ListEntriesResponse, data)
     # Numpy takes the numbers as they lie in memory, so ids above MAX_ID become negative.
@@ -207,7 +207,7 @@ def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
 
 
 def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
-    """Parse one page of ledgers, of at most `LEDGER_ROWS_BYTES_MAX`."""
+    """Parse one page of ledgers, which has at most `LEDGER_ROWS_BYTES_MAX` bytes."""
     _bound(data, LEDGER_ROWS_BYTES_MAX)
     message = _parse(pb.ListLedgersResponse, data)
     rows = [

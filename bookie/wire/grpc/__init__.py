@@ -1,4 +1,4 @@
-"""The transport by gRPC: `server` is a bookie's side, `client` the side of its clients."""
+"""The transport by gRPC: `server` is the bookie's side, `client` is the clients' side."""
 
 from bookie.config import grpc_polling
 

@@ -1,16 +1,17 @@
-"""gRPC's credentials of both ends, from the files of ``[security]``.
+"""Makes gRPC credentials for servers and clients from the files of the settings ``[security]``.
 
-A server asks for a changed certificate at each handshake, so a changed file ends no connection. A
+At each handshake, a server checks if the files have changed, so a change ends no connection. A
 channel keeps the credentials with which it was opened. After a change, `ChannelSecurity` returns
-other credentials, and the client opens another channel when the old one has lost its bookie.
+new credentials. The client uses them when it must open another channel, because the old channel has
+lost its bookie.
 
-A client's token is no part of a channel: `BookieChannel` asks for it at each call. So a new token
-needs no new channel. gRPC's own way, a plugin for call credentials, starts a thread for each call:
-of 480 µs for a call by TLS it made 670 µs, and the metadata of the call make 520 µs.
+A client's token does not belong to a channel: `BookieChannel` adds the current token to the
+metadata of each call. So a new token needs no new channel. gRPC's own way is a plugin for call
+credentials, which starts a thread for each call. A call by TLS takes 480 µs without a token, 520 µs
+with the token in its metadata, and 670 µs with the plugin.
 
-gRPC for Python has no setting for the lowest version of TLS. Its library offers TLS 1.2 and 1.3.
-Two ends that are both gRPC agree on 1.3, and TLS 1.3 itself finds out if somebody in between talks
-them down to 1.2.
+gRPC for Python has no setting for the lowest version of TLS. Its library offers TLS 1.2 and 1.3. If
+both ends use gRPC, they agree on 1.3. TLS 1.3 itself detects an attacker who makes them use 1.2.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from bookie.security import PemFiles, Pems
 from bookie.security.token_file import TokenFile
 
 DRAIN_SECONDS: Final = 0.02
-"""How long the first handshake after a change waits, before gRPC replaces the configuration.
+"""The pause of the first handshake after a change, before gRPC replaces the configuration.
 
-gRPC frees the former one, although threads that begin other handshakes may still use it. They do so
-for microseconds, and none begins meanwhile: gRPC asks under its lock.
+gRPC frees the old configuration, although threads that begin other handshakes may still use it for
+some microseconds. During the pause no other handshake begins, because gRPC holds a lock.
 Source: https://github.com/grpc/grpc/issues/36693
 """
 
 
 RENEWAL_SECONDS: Final = 0.5
-"""How long a client waits at most for certificate and key that are being renewed."""
+"""The longest time that a client waits until a renewed certificate and its key fit together."""
 
 
 class ServerSecurity:
     """The credentials of a bookie's gRPC server, made from the files of ``[security]``.
 
-    Each handshake uses the content that `PemFiles` took last.
+    Each handshake uses the content that `PemFiles` last read from the files.
     """
 
     def __init__(self, files: PemFiles) -> None:
@@ -48,7 +49,7 @@ class ServerSecurity:
         self._made_of = files.pems
 
     def credentials(self) -> Any:
-        """Return the credentials for the one port of a server."""
+        """Return the credentials for a server's TLS port."""
         self._made_of = self._files.pems
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._made_of),
@@ -57,10 +58,11 @@ class ServerSecurity:
         )
 
     def _present(self) -> Any:
-        """Return the configuration for one handshake; None if it is the former one.
+        """Return the configuration for a handshake; None if the files have not changed.
 
-        A thread of gRPC calls this. Each configuration that it gets replaces the former one, so an
-        unchanged one must not be returned: handshakes that run beside this one would crash.
+        A thread of gRPC calls this method. gRPC replaces its configuration by each result and frees
+        the old one, which other handshakes may still use. So an unchanged configuration must not be
+        returned: it would risk a crash without need.
         """
         pems = self._files.pems
         if pems is self._made_of:
@@ -76,7 +78,7 @@ class ChannelSecurity:
 
     Raises:
         ConfigurationError: a file cannot be used.
-        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
+        CannotStartError: certificate and key do not belong together, for example during a renewal.
     """
 
     def __init__(self, settings: SecuritySettings | None = None) -> None:
@@ -107,7 +109,7 @@ class ChannelSecurity:
         return self._credentials
 
     def authorization(self) -> str:
-        """Return the value that goes with each call by TLS; empty without a token."""
+        """Return the value for the metadata key ``authorization``; empty without a token."""
         return "" if self._token is None else self._token.authorization()
 
 

@@ -1,12 +1,12 @@
-"""Transport settings of both ends: gRPC options, ports and channels, metadata of calls.
+"""Transport settings of servers and clients: gRPC options, ports, channels, metadata of calls.
 
-Both ends take their keepalive from the same settings. A server disconnects a client that pings too
-often (``GOAWAY too_many_pings``). So the shortest ping interval that a server allows must stay
-below the ping interval of every client.
+Servers and clients take their keepalive from the same settings. A server disconnects a client that
+pings too often (``GOAWAY too_many_pings``). So the shortest ping interval that a server allows must
+stay below the ping interval of every client.
 
-The instance id travels in the metadata of each call and is compared in constant time. The instance
-id is not a secret, but to compare it costs nothing. All ports and channels are opened in this
-module, with or without the credentials that `credentials` makes.
+The metadata of each call contains the instance id, which the bookie compares in constant time. The
+instance id is not a secret, but the comparison costs almost nothing. All ports and channels are
+opened in this module, with or without the credentials that `credentials` makes.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def _milliseconds(seconds: float) -> int:
 
 
 def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> ChannelOptions:
-    """Return the server's gRPC options; they bound the resources that a peer can hold.
+    """Return the server's gRPC options, which limit the resources that a peer can use.
 
-    Connections have no age limit: a stream of adds lives as long as its writer. gRPC closes a
-    connection beyond `connections_max` as soon as it has accepted it. It counts for each listening
-    socket of the server alone, connections in a handshake included.
+    Connections have no age limit: a stream of adds lives as long as its writer. If a listening
+    socket already has `connections_max` connections, gRPC accepts a further connection and closes
+    it at once. Connections in a handshake count, too. Each listening socket has its own count.
     """
     return [
         ("grpc.max_allowed_incoming_connections", connections_max),
@@ -120,9 +120,10 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
 
 
 def open_channel(address: str, options: ChannelOptions, credentials: Any = None) -> Any:
-    """Make a channel to ``HOST:PORT``; it connects when it is first used.
+    """Make a channel to ``HOST:PORT``, which connects at its first use.
 
-    With credentials it speaks TLS alone, and verifies that the certificate is good for ``HOST``.
+    With credentials, the channel uses only TLS, and verifies that the bookie's certificate is valid
+    for ``HOST``.
     """
     return with_free_poller(lambda: _open_channel(address, options, credentials))
 
@@ -134,7 +135,7 @@ def _open_channel(address: str, options: ChannelOptions, credentials: Any) -> An
 
 
 def bind(server: Any, address: str, credentials: Any = None) -> int:
-    """Let `server` listen on ``HOST:PORT``, by TLS if there are credentials; return the port.
+    """Make `server` listen on ``HOST:PORT``, with TLS if `credentials` is set; return the port.
 
     Raises:
         RuntimeError: gRPC could not bind the address.
@@ -154,10 +155,11 @@ def call_metadata(
     *,
     authorization: str = "",
 ) -> Any:
-    """Create the metadata of a client's calls in gRPC's own type, so that no call converts it.
+    """Return the metadata of a client's calls in gRPC's own type, so that gRPC need not convert it.
 
-    A call names its bookie, because an address may pass from one bookie to another. A call that
-    relies on stored entries also names the bookie's incarnation, or the id of its process (`life`).
+    A call names the wanted bookie, because another bookie may get the same address later. A call
+    that relies on stored entries also names the bookie's incarnation, or the id of the bookie's
+    process (`life`).
     """
     pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
     if bookie_id:
@@ -187,13 +189,14 @@ def check_recipient(
 ) -> None:
     """Check that a call is meant for this cluster, this bookie, and its current incarnation.
 
-    If the caller names no bookie id or no incarnation, any is accepted.
+    If the caller names no bookie id, any bookie accepts the call. If the caller names no
+    incarnation, any incarnation accepts it.
 
     Raises:
         WrongClusterError: The caller named no cluster, or another one.
         WrongBookieError: The caller means another bookie, which previously had this address.
-        WrongIncarnationError: The caller means an earlier incarnation, and may rely on lost
-            entries.
+        WrongIncarnationError: The caller names another incarnation of this bookie, and may rely on
+            lost entries.
     """
     pairs = tuple(metadata)
     cluster = named(pairs, INSTANCE_ID_METADATA_KEY)

@@ -3,15 +3,16 @@
 A fence or a LAC read must not wait behind megabytes of adds, so adds have a connection of their
 own. Calls return the bookie's answer with any status, because a status has different meanings for a
 writer, a reader and recovery. A call raises an error only for a status with the same meaning for
-all callers. A call that fails in transport raises too, and its outcome is unknown:
+all callers. A call also raises an error if the transport fails; the outcome of the call is then
+unknown:
 
 * `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
 * `OperationTimeoutError`: no answer in time;
 * `BadRequestError`: a message was too large for one of the two ends;
-* `ClientClosedError`: the channel was closed meanwhile. If the bookie has moved:
-  `BookieUnreachableError`.
+* `ClientClosedError`: the channel was closed during the call. If the channel was closed because the
+  bookie has another address now, the error is `BookieUnreachableError`.
 
-A cancelled call is abandoned; the bookie may still carry it out.
+After a call was cancelled, the bookie may still execute it.
 """
 
 from __future__ import annotations
@@ -73,17 +74,20 @@ _T = TypeVar("_T")
 class BookieChannel:
     """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
 
-    Nothing connects before the first call. Streams run in `tasks`, which has to outlive the
-    streams; `close` ends all streams. Only one event loop may use a channel.
+    The first call or stream opens the connections. Streams run in the task group `tasks`, which
+    must outlive them; `close` ends all streams. Only one event loop may use a channel.
 
     Args:
         address: Address at which the bookie listens.
         instance_id: The cluster to which client and bookie must belong.
         tasks: The group that runs the streams' tasks.
-        bookie_id: The bookie to call; another one at the address refuses. Empty means any bookie.
-        connect_timeout_seconds: Time to establish a connection, and to get a stream accepted.
+        bookie_id: The id of the bookie to call; another bookie at the address refuses calls. Empty
+            means any bookie.
+        connect_timeout_seconds: The longest time until a connection is established, and until the
+            bookie accepts a stream.
         settings: Message sizes and keepalive, the same as the server's.
-        security: The files of credentials and token; None connects without TLS, and shows no token.
+        security: The source of credentials and token; None means a connection without TLS and
+            without token.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class BookieChannel:
 
     @property
     def is_connected(self) -> bool:
-        """True if a connection stands, and none has failed to be made."""
+        """True if one of the two connections is ready, and no attempt to connect has failed."""
         states = {one.get_state() for one in (self._bulk, self._control)}
         failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE
         return grpc.ChannelConnectivity.READY in states and failed not in states
@@ -128,8 +132,8 @@ class BookieChannel:
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
 
-        Running calls raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`,
-        because then another connection reaches the bookie.
+        Running calls raise ClientClosedError. If the bookie `has_moved` to another address, they
+        raise BookieUnreachableError instead, because they may be retried at the new address.
         """
         self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
@@ -146,9 +150,9 @@ class BookieChannel:
         *,
         incarnation: str = "",
     ) -> AddStream:
-        """Open a stream of adds; a client keeps one for plain adds and one for recovery adds.
+        """Open a stream of adds; a client has separate streams for plain adds and recovery adds.
 
-        If `incarnation` is not empty, only a bookie of that incarnation accepts the stream.
+        If `incarnation` is set, the stream breaks unless the bookie has this incarnation.
         """
         stream = AddStream(
             self._stream_call(self._bulk, "AddStream", incarnation),
@@ -168,7 +172,7 @@ class BookieChannel:
         on_broken: OnBroken,
         on_open: OnOpen | None = None,
     ) -> LacWatch:
-        """Open a subscription to LACs, at first without ledgers."""
+        """Open a stream of LAC updates, at first without watched ledgers."""
         call = self._stream_call(self._control, "WatchLac")
         stream = LacWatch(call, on_update, on_broken, on_open)
         self._streams.append(stream)
@@ -186,7 +190,7 @@ class BookieChannel:
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
-        """Return the metadata of a call for one incarnation or process of the bookie."""
+        """Return the metadata of a call, which may name an incarnation and a `life`."""
         token = self._security.authorization() if self._security is not None else ""
         if not (incarnation or life or token):
             return self._metadata
@@ -207,10 +211,10 @@ class BookieChannel:
         )
 
     async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
-        """Read one entry, without fencing, over a stream, at half the cost of a call.
+        """Read one entry over a stream, which costs half as much as a call; does not fence.
 
-        If the bookie has no such stream, this channel uses calls for all later reads. A call is
-        also used while the stream is full.
+        If the bookie has no read streams, this read and all later reads of the channel are calls.
+        While the stream is full, reads are calls, too.
         """
         reads = self._reads
         if reads.is_offered and not reads.is_full:
@@ -227,7 +231,7 @@ class BookieChannel:
     async def read_lac(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
     ) -> LacReply:
-        """Read the end of a ledger as the bookie knows it; the packets are unverified."""
+        """Read a ledger's end as the bookie knows it; the packets of the reply are not verified."""
         request = pb.ReadLacRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
         parse = unary_codec.parse_lac_reply
         return await self._call("ReadLac", request, timeout, parse, incarnation)
@@ -235,16 +239,17 @@ class BookieChannel:
     async def fence(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
     ) -> LacReply:
-        """Fence a ledger; the bookie sends OK or a definite denial once the fence is durable."""
+        """Fence a ledger; OK, NO_SUCH_LEDGER or NO_SUCH_ENTRY means that the fence is durable."""
         request = pb.FenceRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
         parse = unary_codec.parse_lac_reply
         return await self._call("Fence", request, timeout, parse, incarnation)
 
     async def force(self, ledger_id: int, *, timeout: float, life: str = "") -> Reply:
-        """Make all entries of a ledger durable that the bookie accepted before.
+        """Make all entries of a ledger durable that the bookie has accepted so far.
 
-        Pass the `life` of the stream on which the adds were sent. A later process of the bookie,
-        which may lack these adds, answers WRONG_INCARNATION. An empty `life` means any process.
+        `life` is the process id that the bookie sent on the stream of the adds. A later process of
+        the bookie may lack these adds, so it answers WRONG_INCARNATION. An empty `life` means any
+        process.
         """
         request = pb.ForceRequest(ledger_id=ledger_id).SerializeToString()
         return await self._call("Force", request, timeout, unary_codec.parse_reply, life=life)
@@ -261,7 +266,7 @@ class BookieChannel:
         """Ask the bookie to describe itself.
 
         Raises:
-            BookieError: The error of the status, when it is not OK.
+            BookieError: The error for the answer's status, if the status is not OK.
         """
         request = pb.GetInfoRequest().SerializeToString()
         reply, info = await self._call("GetInfo", request, timeout, unary_codec.parse_info)
@@ -278,18 +283,19 @@ class BookieChannel:
         timeout: float | None = None,
         incarnation: str = "",
     ) -> AsyncIterator[Ranges]:
-        """List ranges of ids that the bookie stores, ascending; complete if no error ends the list.
+        """Yield ascending ranges of stored entry ids; without an error, the listing is complete.
 
         Args:
             ledger_id: The ledger.
             first_entry_id: The first id to list.
             last_entry_id: The last id to list (inclusive); -1 lists to the end.
-            key: The ledger's; without it, entries of another life of the id may be listed.
-            timeout: Seconds for the whole listing; None waits for ever.
+            key: The ledger's key; without it, the bookie may list entries of a deleted ledger with
+                the same id.
+            timeout: Seconds for the whole listing; None means no limit.
             incarnation: If not empty, only a bookie of this incarnation answers.
 
         Raises:
-            BookieError: The error of the status, when it is not OK.
+            BookieError: The error for the answer's status, if the status is not OK.
         """
         request = pb.ListEntriesRequest(
             ledger_id=ledger_id,
@@ -307,10 +313,10 @@ class BookieChannel:
     async def list_ledgers(
         self, after_ledger_id: int = -1, *, timeout: float | None = None
     ) -> AsyncIterator[list[LedgerRow]]:
-        """List the ledgers that the bookie stores, by id; complete if no error ends the list.
+        """Yield the stored ledgers in id order; without an error, the listing is complete.
 
         Raises:
-            BookieError: The error of the status, when it is not OK.
+            BookieError: The error for the answer's status, if the status is not OK.
         """
         request = pb.ListLedgersRequest(after_ledger_id=after_ledger_id).SerializeToString()
         pages = self._pages("ListLedgers", request, timeout)
@@ -332,9 +338,9 @@ class BookieChannel:
     ) -> _T:
         """Make one unary call and parse its answer.
 
-        The timeout runs here and not in gRPC, because a gRPC deadline costs extra work in each
-        call. With 32 calls at a time on two shared cores, gRPC deadlines allow 2400 calls a second
-        instead of 6200.
+        This method enforces the timeout, because a gRPC deadline costs much work in each call. With
+        32 concurrent calls on two shared cores, 6200 calls a second are possible; with gRPC
+        deadlines 2400.
         """
         call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
@@ -357,10 +363,10 @@ class BookieChannel:
         return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:
-        """Distinguish a cancelled caller from a cancelled call.
+        """Raise an error if the channel's end cancelled the call; return if the task was cancelled.
 
-        When a channel is closed, gRPC ends its calls with a CancelledError, although nobody has
-        cancelled the waiting task.
+        When a channel is closed, gRPC ends its calls with a CancelledError, although the waiting
+        task was not cancelled.
 
         Raises:
             ClientClosedError: The current task was not cancelled.
@@ -373,7 +379,7 @@ class BookieChannel:
     async def _pages(
         self, rpc: str, request: bytes, timeout: float | None, incarnation: str = ""
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of a listing; the call is cancelled if the caller leaves early."""
+        """Yield the messages of a listing; cancel the call if the iteration ends early."""
         call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
             request, timeout=timeout, metadata=self._metadata_for(incarnation)
         )
@@ -389,7 +395,7 @@ class BookieChannel:
             call.cancel()
 
     def _understand(self, parse: Callable[[bytes], _T], data: bytes) -> _T:
-        """Parse an answer; a malformed answer counts as no answer."""
+        """Parse an answer; for a malformed answer, raise BookieUnreachableError."""
         try:
             return parse(data)
         except BadRequestError as error:

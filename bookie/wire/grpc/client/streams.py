@@ -1,13 +1,14 @@
 """A client's side of a long-lived stream: a send queue, and callbacks for received messages.
 
-A stream is used through one *attempt* at a time, which is one gRPC call with a task of its own::
+A stream has at most one *attempt* at a time. An attempt is one gRPC call with its own task::
 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
        └──────────────────┴──close()──▶ CLOSED
 
-A stream sends each message once, and its owner reconnects it. A broken stream proves nothing about
-the messages sent on it, so its owner decides what to resend, and when. Messages that were still
-queued when the stream broke are dropped; the owner keeps each message until it is answered.
+A stream sends each message once, and never reconnects by itself: its owner calls `reopen`. When a
+stream breaks, the outcome of its unanswered messages is unknown, and queued messages are dropped.
+So the owner keeps each message until it is answered, and decides which messages to send again, and
+when.
 
 Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no more
 messages of the broken attempt are delivered.
@@ -54,7 +55,7 @@ from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A stream is full if more bytes than this wait in front of gRPC."""
+"""A stream is full if more bytes than this are queued, because gRPC has not taken them yet."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
 """The longest timeout that a request can carry, 49 days; longer timeouts are reduced to it."""
@@ -64,7 +65,7 @@ OnOpen = Callable[[], None]
 
 
 def closed_error(address: str, *, has_moved: bool) -> BookieError:
-    """Return the error of a call whose connection was closed from this side."""
+    """Return the error of a call whose connection this client has closed."""
     if has_moved:
         return BookieUnreachableError(f"the bookie at {address} has another address now")
     return ClientClosedError(f"the connection to bookie {address} was closed")
@@ -78,12 +79,13 @@ class OnAnswer(Protocol):
     ) -> None:
         """Receive one answer; answers come in the order in which the requests were sent.
 
-        `retry_after_ms` says when to come back after TOO_MANY_REQUESTS; 0 if the bookie does not.
+        With TOO_MANY_REQUESTS, `retry_after_ms` is the pause before the client should retry; 0
+        means that the bookie names no pause.
         """
 
 
 def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError:
-    """Return the error of a failed call, with an unknown outcome unless a message was too large."""
+    """Return bookie's error for a failed gRPC call."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
@@ -96,7 +98,7 @@ def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """The call of a stream; each attempt makes a new call, in tasks of `tasks`."""
+    """The settings of a stream's calls; each attempt opens a new call, in tasks of `tasks`."""
 
     address: str
     open: Callable[[], Any]
@@ -107,7 +109,7 @@ class StreamCall:
 
 
 class _Attempt:
-    """One call of a stream, with the messages that wait to be sent on it."""
+    """One call of a stream, and its queue of unsent messages."""
 
     __slots__ = ("arrived", "joins", "queue", "queued_bytes", "task")
 
@@ -121,7 +123,7 @@ class _Attempt:
 
 
 class Stream(ABC):
-    """A bidirectional call that its owner may reopen, for adds, for reads or to watch LACs.
+    """A bidirectional call for adds, reads or LAC updates, which its owner may open again.
 
     A new stream is broken until `reopen` is called for the first time.
     """
@@ -142,24 +144,24 @@ class Stream(ABC):
 
     @property
     def is_open(self) -> bool:
-        """True if `send` accepts a message. The bookie may still be unreachable."""
+        """True if the stream accepts messages; the bookie may still be unreachable."""
         return self._attempt is not None
 
     @property
     def is_full(self) -> bool:
-        """True if too many bytes wait in front of gRPC."""
+        """True if more than `QUEUE_BYTES_MAX` bytes are queued."""
         return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait in front of gRPC, which takes them as the bookie reads."""
+        """The number of queued bytes, which gRPC takes as fast as the bookie reads."""
         return 0 if self._attempt is None else self._attempt.queued_bytes
 
     def reopen(self) -> None:
         """Begin a new attempt; does nothing while an attempt is open.
 
-        Messages may be sent at once. Within the connect timeout, `on_open` is called if the bookie
-        was reached, and `on_broken` if it was not.
+        Messages may be queued at once. Within the connect timeout, the stream calls `on_open` if
+        the bookie accepts the stream, and otherwise `on_broken`.
 
         Raises:
             ClientClosedError: The stream was closed.
@@ -173,7 +175,7 @@ class Stream(ABC):
             )
 
     def send_bytes(self, data: bytes) -> None:
-        """Queue one message; never waits.
+        """Queue one message without waiting.
 
         Raises:
             BookieUnreachableError: The stream is broken; nothing was queued.
@@ -186,7 +188,7 @@ class Stream(ABC):
         attempt.arrived.set()
 
     async def close(self) -> None:
-        """End the stream without `on_broken`; the bookie may still act on received messages."""
+        """End the stream without `on_broken`; the bookie may still handle received messages."""
         self._closed = True
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.task is not None:
@@ -212,7 +214,7 @@ class Stream(ABC):
             self._on_broken(error)
 
     async def _converse(self, attempt: _Attempt) -> BookieError:
-        """Send and receive until the call ends; return the reason as an error."""
+        """Send and receive until the call ends; return an error with the reason for the end."""
         call = self._call.open()
         writer: asyncio.Task[None] | None = None
         try:
@@ -248,7 +250,7 @@ class Stream(ABC):
         return BookieUnreachableError(f"bookie {self.address} ended the stream")
 
     async def _tls_error(self, call: Any) -> TlsError | None:
-        """Return why no bookie was reached, if TLS failed; then no metadata came either."""
+        """Return the error if TLS failed; None if the call failed for another reason or goes on."""
         problem = self._call.tls.problem(await call.details() or "") if call.done() else ""
         return TlsError(f"bookie {self.address}: {problem}") if problem else None
 
@@ -257,7 +259,7 @@ class Stream(ABC):
 
 
 async def _write(call: Any, attempt: _Attempt) -> None:
-    """Pass queued messages to gRPC, which blocks this task while the bookie does not read."""
+    """Pass queued messages to gRPC; gRPC makes this task wait while the bookie does not read."""
     queue = attempt.queue
     try:
         while True:
@@ -275,8 +277,8 @@ async def _write(call: Any, attempt: _Attempt) -> None:
 class AddStream(Stream):
     """A stream of adds to one bookie, for all ledgers that expect the same incarnation.
 
-    A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before any add
-    is sent.
+    A bookie of another incarnation refuses every add, and the stream breaks with
+    `WrongIncarnationError`.
     """
 
     def __init__(
@@ -297,7 +299,7 @@ class AddStream(Stream):
         """The id of the bookie process that last accepted the stream; empty if it sent none."""
 
     def send(self, request: bytes) -> None:
-        """Queue the bytes of one add request, which other bookies' streams may share.
+        """Queue one add request; streams to other bookies may queue the same bytes object.
 
         Raises:
             BookieUnreachableError: The stream is broken; nothing was queued.
@@ -329,7 +331,7 @@ class AddStream(Stream):
 class ReadStream(Stream):
     """A stream of reads from one bookie, for all ledgers; the first read opens the stream.
 
-    When the stream breaks, reads under way fail; the next read opens the stream again.
+    When the stream breaks, all unanswered reads fail. The next read opens the stream again.
     """
 
     # A write on a refused call would replace the refusal by another error.
@@ -349,9 +351,9 @@ class ReadStream(Stream):
         """Send a read and return its answer's fields; None if the bookie has no read streams.
 
         Raises:
-            BookieUnreachableError: The stream broke; it is unknown if the bookie served the read.
+            BookieUnreachableError: The stream broke before the answer arrived.
             OperationTimeoutError: No answer arrived in time.
-            ClientClosedError: The stream was already closed, or was closed meanwhile.
+            ClientClosedError: The stream was closed before or during this read.
         """
         if self._attempt is None:
             self.reopen()
@@ -379,7 +381,7 @@ class ReadStream(Stream):
         return found
 
     async def close(self) -> None:
-        """End the stream; reads that wait for an answer fail."""
+        """End the stream; all unanswered reads fail."""
         try:
             await super().close()
         finally:
@@ -391,7 +393,7 @@ class ReadStream(Stream):
         return super()._error_of(error)
 
     def _fail(self, error: BookieError) -> None:
-        """End all waiting reads, because the stream broke, not a single request."""
+        """Fail all unanswered reads; if the bookie has no read streams, they return None."""
         if self.is_offered:
             self._settle(lambda: BookieUnreachableError(str(error)))
         else:
@@ -412,7 +414,7 @@ class ReadStream(Stream):
 
 
 class LacWatch(Stream):
-    """A stream of LAC updates from one bookie; subscriptions survive a `reopen`."""
+    """A stream of LAC updates from one bookie; `reopen` subscribes to the same ledgers again."""
 
     def __init__(
         self,
@@ -426,13 +428,13 @@ class LacWatch(Stream):
         self._watched: set[int] = set()
 
     def reopen(self) -> None:
-        """Begin a new attempt and subscribe to all watched ledgers."""
+        """Begin a new attempt and subscribe to all watched ledgers again."""
         if not self.is_open:
             super().reopen()
             self._send_changes(sorted(self._watched), subscribe=True)
 
     def subscribe(self, ledger_ids: Iterable[int]) -> None:
-        """Watch ledgers; an update of each ledger comes at once, and then after each change."""
+        """Watch ledgers; the bookie sends each ledger's state at once, and later each change."""
         added = sorted(set(ledger_ids) - self._watched)
         self._watched.update(added)
         self._send_changes(added, subscribe=True)

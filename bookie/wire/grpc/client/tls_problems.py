@@ -1,4 +1,4 @@
-"""Why TLS with a bookie failed, in a sentence, from what gRPC tells about the failed connection."""
+"""Derives the reason for a TLS failure, as a sentence, from gRPC's text about the connection."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ _PROBLEMS: Final = (
     ("Secure read failed", _ENDED_SENTENCE),
     ("Tls handshake failed", "the TLS handshake failed"),
 )
-"""Part of gRPC's text → the sentence; the first that fits counts.
+"""Parts of gRPC's text and their sentences; the first part that occurs in the text counts.
 
 Source: texts of gRPC 1.85, seen by tests.
 """
 
 
 _ENDED: Final = ("Socket closed", "Handshake read failed", "Connection reset by peer")
-"""What gRPC says if a bookie ends a connection that is not ready yet.
+"""Texts of gRPC if a bookie ends a connection that is not ready yet.
 
-It depends on how gRPC polls. A bookie that speaks TLS 1.3 judges the client's certificate after the
+The text depends on gRPC's poller. With TLS 1.3, a bookie checks the client's certificate after the
 client has finished its part of the handshake. So the client sees only that the connection ends.
 """
 
 
 class TlsHistory:
-    """What the connections to one bookie have shown of TLS so far."""
+    """Remembers if a connection to one bookie has already worked, and explains TLS failures."""
 
     __slots__ = ("_uses_tls", "was_ready")
 
     def __init__(self, *, uses_tls: bool) -> None:
         self._uses_tls = uses_tls
         self.was_ready = False
-        """True if the bookie has answered: a connection that ends later has another reason."""
+        """True if the bookie has answered before: a later end has another reason than TLS."""
 
     def problem(self, details: str) -> str:
-        """Return why TLS failed; empty if the connection failed for another reason."""
+        """Return the reason for a TLS failure; empty if the failure has another reason."""
         if "failed to connect" not in details:
             return ""
         for part, sentence in _PROBLEMS:
