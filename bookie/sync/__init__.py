@@ -19,26 +19,27 @@
                 consumer.commit()
 
 Each process has one daemon thread with one event loop (uvloop, if it is installed). The first call
-starts the thread; an import does not start it. Many threads may use one object.
+starts the thread; an import does not start it. Several threads may use one object, except
+iterators, log readers, consumers and members.
 
-**Waiting.** Ctrl-C during a waiting call cancels the call in the loop and raises KeyboardInterrupt.
-A call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After Ctrl-C
-or a timeout the outcome is unknown, as after every error of an append. A thread with a running
-event loop must not wait, so every call in such a thread raises BadRequestError. The kernel of a
-notebook is the exception, because each cell blocks the kernel's loop anyway.
+**Waiting.** If the user presses Ctrl-C while a call waits, the call is cancelled in the loop and
+raises KeyboardInterrupt. A call with ``timeout=`` (seconds) raises OperationTimeoutError when the
+time is over. After Ctrl-C or a timeout, the outcome of the call is unknown. A thread with a running
+event loop must not wait, so every call in such a thread raises BadRequestError. In the kernel of a
+notebook, calls work although its loop runs, because each cell blocks this loop anyway.
 
-**Forks.** Connect after the fork, as the workers of Spark do. At first use, the child process makes
-its own thread, loop and clients. In the child, objects from before the fork raise
+**Forks.** Connect after the fork, as the workers of Spark do. The child process creates its own
+thread and loop at the first call, and its own clients. In the child, an object of the parent raises
 ClientClosedError. If the parent had opened any client before the fork, `connect` in the child
-raises ConfigurationError. The reason is that gRPC does not survive a fork and would hang. Start
-such child processes by spawn.
+raises ConfigurationError. The reason is that gRPC would hang in a forked child. Start such child
+processes by spawn instead.
 
-**How to wrap more.** An async handle becomes synchronous by a subclass of `SyncHandle`, which keeps
-the async handle as ``self._handle``. A method that awaits is written as ``verb =
-forwarded(Handle.verb)``; with a timeout, its body is ``return self._run(self._handle.verb(...),
-timeout)``. The body of a method that iterates is ``return self._iterate(self._handle.verb(...),
-ahead=...)``. A `Resident` enters and leaves an async context manager, such as a consumer, in one
-task of the loop. Task groups and timeouts inside the manager need one task.
+**How to add a synchronous class.** Write a subclass of `SyncHandle`, which keeps the async object
+as ``self._handle``. Write a method for an async method as ``verb = forwarded(Handle.verb)``. If the
+method has a timeout, its body is ``return self._run(self._handle.verb(...), timeout)``. For an
+async generator, the body is ``return self._iterate(self._handle.verb(...), ahead=...)``. A
+`Resident` enters and leaves an async context manager, such as a consumer, in the same task of the
+loop, because task groups and timeouts inside the manager require this.
 
 | module | what it holds |
 |---|---|

@@ -1,4 +1,4 @@
-"""The client for callers without an event loop, and the two functions that return one."""
+"""The client for callers without an event loop, and the two functions that return a client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ class SyncMaintenance(SyncHandle):
     def ledgers(
         self, on_damaged: Callable[[int], object]
     ) -> SyncIterator[Versioned[LedgerMetadata]]:
-        """Yield all ledgers by id. `on_damaged` is called in the thread of the event loop."""
+        """Yield the metadata of all ledgers, ordered by id.
+
+        `on_damaged` gets the id of each ledger with damaged metadata, in the thread of the event
+        loop.
+        """
         return self._iterate(self._handle.ledgers(on_damaged))
 
     partitions = forwarded(Maintenance.partitions)
@@ -78,7 +82,7 @@ class SyncBookKeeper(SyncHandle, Closing):
 
     @property
     def is_open(self) -> bool:
-        """True while the client is connected and this process made it."""
+        """True while the client is connected, in the process that connected it."""
         return self._resident.is_open
 
     def __enter__(self) -> Self:
@@ -95,9 +99,9 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close all connections and abandon open writers; see `BookKeeper`.
+        """Close all connections; open writers stay unclosed and fail, see `BookKeeper`.
 
-        A second call is no error.
+        A second call does nothing.
         """
         self._resident.close(timeout)
 
@@ -106,7 +110,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._handle.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:
-        """Return the bookies registered now, read-only ones included, by their ids."""
+        """Return the bookies that are registered now, by id; read-only bookies are included."""
         return self._handle.bookies()
 
     create_ledger = opened(BookKeeper.create_ledger, SyncWriter)
@@ -168,8 +172,8 @@ class SyncBookKeeper(SyncHandle, Closing):
     ) -> SyncIterator[LogRecord]:
         """Yield the records of a log; see `BookKeeper.read_log`. Threads exchange whole batches.
 
-        With a timeout, OperationTimeoutError means that no record came within that time. The next
-        call waits again.
+        With a `timeout`, `next` raises OperationTimeoutError if no record came within that time.
+        The next call of `next` waits again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))
@@ -231,7 +235,7 @@ class SyncBookKeeper(SyncHandle, Closing):
     ) -> SyncGroupMember:
         """Return a member of a group, to use in a `with` block. See `BookKeeper.join_group`.
 
-        `on_change` is called in the thread of the event loop, and must not wait. `timeout` limits
+        The thread of the event loop calls `on_change`, which must not wait. `timeout` limits
         each wait for records.
         """
         handle = self._handle.join_group(
@@ -250,7 +254,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return SyncGroupMember(self._home, handle, by_record=by_record, timeout=timeout)
 
     def cursors(self, name: str, *, password: bytes = b"") -> SyncCursors:
-        """Return the cursors of a log, to create, reset or delete them, or to see their lag."""
+        """Return an object that lists, creates, resets and deletes the cursors of a log."""
         return SyncCursors(self._home, self._handle.cursors(name, password=password))
 
     group_status = forwarded(BookKeeper.group_status)
@@ -313,12 +317,12 @@ def shared_client(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> SyncBookKeeper:
-    """Return the connected client that all calls with equal arguments share in this process.
+    """Return a connected client, the same for all calls with equal arguments in this process.
 
-    The function is for executors. The first call connects the client. The end of the process closes
-    the client, so do not enter or close it yourself. If the client was closed, the next call
-    returns a new client. The arguments are those of `connect`. The errors are those of `connect`,
-    and of the client's `with`.
+    This function is for Spark's executors. The first call connects the client. The client is closed
+    when the process ends, so do not enter or close it yourself. If the client was closed, the next
+    call returns a new client. The arguments are those of `connect`. The errors are those of
+    `connect` and of `SyncBookKeeper.open`.
     """
     key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))
     with this_process.lock:

@@ -1,8 +1,9 @@
 """Consumers and members of groups, for callers without an event loop.
 
-The loop hands records to the caller's thread in whole batches. Only records that the caller got
-count as given out, and `commit` commits only those. With automatic commits, a record is finished
-when the caller asks for the next one. So in this case the loop hands over one record at a time.
+The event loop passes whole batches to the caller's thread. A record counts as given out when the
+caller has received it, and `commit` commits only such records. With automatic commits, a record
+counts as consumed when the caller asks for the next record. So in this case the loop passes one
+record at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ R = TypeVar("R", LogRecord, GroupRecord)
 
 
 class _Consuming(SyncHandle, Closing, Generic[R]):
-    """Base class of consumers and members. Use an object from one thread at a time."""
+    """Base class of consumers and group members; only one thread may use an object at a time."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         self._timeout = timeout
         self._given: GivenRecords[R] = GivenRecords(self._fetch)
         self._arrived: Sequence[R] = ()
-        """Records that the loop has handed over and that this thread has not taken yet."""
+        """Records that the loop has passed, and that this thread has not taken yet."""
 
     @abstractmethod
     async def _next_record(self) -> R: ...
@@ -55,19 +56,19 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Begin to consume, as entering `with` does. Call `close` to stop."""
+        """Begin to consume, as a `with` statement does; call `close` to stop."""
         self._resident.open(timeout)
         return self
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Stop consuming, as the end of `with` does. A second call is no error."""
+        """Stop consuming, as the end of a `with` block does; a second call does nothing."""
         self._resident.close(timeout)
 
     def __iter__(self) -> Iterator[R]:
-        """Yield the records one by one. The iteration waits for records; only an error ends it.
+        """Yield the records one by one; wait for new records until an error occurs.
 
-        With a timeout, OperationTimeoutError means that no record came within that time. The next
-        loop waits again.
+        With a timeout, `next` raises OperationTimeoutError if no record came within that time. A
+        new loop over the object then waits again.
         """
         return iter(self._given)
 
@@ -99,7 +100,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor: a fencing token greater than that of every former consumer."""
+        """The epoch of the cursor, a fencing token; every former consumer had a smaller token."""
         return self._handle.token
 
     @property
@@ -114,7 +115,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         return self._handle.committed if last is None else last.offset + 1
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """Count the entries of the partition that were not given out; see `LogConsumer.lag`."""
+        """Count the partition's entries that were not given out; see `LogConsumer.lag`."""
         return self._run(self._handle.lag(), timeout) + len(self._given.rest)
 
     def commit(
@@ -123,7 +124,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
+        """Commit all records that were given out, or all records up to and including `up_to`.
 
         See `LogConsumer.commit`.
         """
@@ -131,7 +132,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         self._run(self._handle.commit(wanted), timeout)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """Yield batches of records, which is faster than single records. No batch is empty."""
+        """Yield the records in batches, which is faster than one by one; no batch is empty."""
         return self._given.batches()
 
     async def _next_record(self) -> LogRecord:
@@ -163,7 +164,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
 
     @property
     def generation(self) -> int:
-        """The number of the newest assignment of the group that this member has seen."""
+        """The generation of the group's newest assignment that this member has seen."""
         return self._handle.generation
 
     @property
@@ -172,7 +173,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         return self._handle.tokens
 
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
-        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
+        """Commit all records that were given out, or all records up to and including `up_to`.
 
         See `GroupMember.commit`.
         """
@@ -180,7 +181,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         self._run(work, timeout)
 
     def batches(self) -> Iterator[Sequence[GroupRecord]]:
-        """Yield batches of records, each of one partition, which is faster than single records."""
+        """Yield the records in batches, which is faster; each batch is from one partition."""
         return self._given.batches()
 
     async def _commit_given(self) -> None:

@@ -1,7 +1,7 @@
-"""Make synchronous methods from async methods, with the same arguments, errors and docstrings.
+"""Creates synchronous methods from async methods, with the same arguments, errors and docstrings.
 
-Type checkers and `help` see the arguments of the async method. A method with a ``timeout`` is
-written by hand, because a ParamSpec accepts no additional keyword.
+Type checkers and `help` see the arguments of the async method. A method with an additional
+``timeout`` must be written by hand, because a ParamSpec cannot add a keyword.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def forwarded(
 def opened(
     verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]], kind: Callable[[LoopThread, R], S]
 ) -> Callable[Concatenate[Any, P], S]:
-    """Return a method that runs `verb` in the loop and returns its result, wrapped in a `kind`."""
+    """Return a method that runs `verb` in the loop and returns ``kind(home, result)``."""
     method: Any = _method(verb, lambda self, work: kind(self._home, self._run(work)))
     method.__signature__ = signature(verb).replace(return_annotation=kind)
     method.__annotations__ = method.__annotations__ | {"return": kind}

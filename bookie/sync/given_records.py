@@ -1,4 +1,4 @@
-"""Give out the records of batches one by one to a plain loop, as fast as from a list."""
+"""Yields the records of batches one by one, as fast as a loop over a list."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ R = TypeVar("R")
 
 
 class GivenRecords(Generic[R]):
-    """Gives out the records of batches one by one, and remembers the last record.
+    """Yields the records of batches one by one, and knows the record that it yielded last.
 
     `fetch` returns the next batch, which is not empty, or raises StopIteration at the end. For each
-    batch `fetch` runs once; no other Python code runs between records. Use an object from one
-    thread at a time.
+    batch, `fetch` runs once; between two records of a batch, no Python code of this class runs.
+    Only one thread may use an object at a time.
     """
 
     def __init__(self, fetch: Callable[[], Sequence[R]]) -> None:
         self._fetch = fetch
         self._batch: Sequence[R] = ()
         self._rest: Iterator[R] = iter(())
-        """The records of `_batch` that are still to be given out. Loops take them from it."""
+        """Iterator over the records of `_batch` that were not yielded yet; loops share it."""
         self._last: R | None = None
-        """The last record that was given out before `_batch`."""
+        """The last record that was yielded before `_batch`."""
 
     def __iter__(self) -> Iterator[R]:
-        """Yield the next records. Each loop begins after the record that was given out last."""
+        """Yield the next records; a new loop begins after the record that was yielded last."""
         return chain.from_iterable(chain((self._rest,), iter(self._next_rest, None)))
 
     def batches(self) -> Iterator[Sequence[R]]:
         """Yield the records in batches.
 
-        If the present batch has a rest, the rest is the first item.
+        If a loop has taken only a part of the current batch, the other records of this batch come
+        first.
         """
         return iter(self._next_batch, ())
 
     @property
     def last(self) -> R | None:
-        """The record that was given out last; None before the first record."""
+        """The record that was yielded last; None before the first record."""
         given = len(self._batch) - length_hint(self._rest)
         return self._batch[given - 1] if given else self._last
 
     @property
     def rest(self) -> Sequence[R]:
-        """The records that were fetched but not given out yet."""
+        """The records that were fetched and not yielded yet."""
         left = length_hint(self._rest)
         return self._batch[-left:] if left else ()
 
     def drop_rest(self) -> Sequence[R]:
-        """Drop the rest of the present batch and return it.
+        """Drop and return the records of the current batch that were not yielded yet.
 
-        A loop continues with the next batch.
+        A running loop continues with the next batch.
         """
         self._last = self.last
         self._batch = ()

@@ -1,4 +1,4 @@
-"""Writers and readers of ledgers for callers without an event loop, and their base class."""
+"""Writers and readers of ledgers for callers without an event loop; a base class of handles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITEMS_AHEAD = 1024
 
 
 class SyncHandle:
-    """Base class of synchronous handles. A handle runs its calls in the async handle's loop."""
+    """Base class of synchronous handles, whose methods run async methods in the loop's thread."""
 
     def __init__(self, home: LoopThread) -> None:
         self._home = home
@@ -41,7 +41,7 @@ class SyncHandle:
         ahead: int = ITEMS_AHEAD,
         timeout: float | None = None,
     ) -> SyncIterator[T]:
-        """Iterate over an async generator that runs at most `ahead` items ahead of the caller."""
+        """Return an iterator over an async generator, with about `ahead` items in advance."""
         pump = self._pump(source, ahead, timeout)
         return SyncIterator(pump, pump)
 
@@ -57,8 +57,8 @@ class SyncHandle:
 class SyncWriter(SyncHandle, Closing):
     """`bookie.api.WriterHandle` without an event loop; made by `SyncBookKeeper.create_ledger`.
 
-    `with` closes the ledger at its end. Errors are those of the async writer. If several threads
-    append, the order of the entries is the order in which the calls arrive in the loop.
+    The end of a `with` block closes the ledger. Errors are those of the async writer. If several
+    threads append, the event loop decides the order of the entries.
     """
 
     def __init__(self, home: LoopThread, handle: WriterHandle) -> None:
@@ -74,22 +74,22 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this writer last saw it."""
+        """The ledger's metadata as this writer last read it."""
         return self._handle.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable with all entries before it; -1 if there is none."""
+        """The highest id up to which all entries are durable; -1 if there is none."""
         return self._handle.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that was appended, durable or not; -1 if there is none."""
+        """The id of the last appended entry, durable or not; -1 if there is none."""
         return self._handle.last_entry_id
 
     @property
     def length(self) -> int:
-        """Payload bytes up to and including the last add confirmed."""
+        """The total payload bytes of all entries up to and including the last add confirmed."""
         return self._handle.length
 
     @property
@@ -99,21 +99,22 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        """True if the writer skips a bookie of the ensemble, so that entries get fewer copies."""
         return self._handle.is_under_replicated
 
     @property
     def failure(self) -> BookieError | None:
-        """The reason why the writer refuses appends; None while it accepts them.
+        """The error for which the writer refuses appends; None while it accepts them.
 
-        The reason stays after `close`.
+        `close` does not clear it.
         """
         return self._handle.failure
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
         """Append one entry and return its id; see `WriterHandle.append`.
 
-        A call waits until its entry is durable, so `append_many` is faster for many entries.
+        Each call waits until the ack quorum has its entry, so `append_many` is faster for many
+        entries.
         """
         return self._run(self._handle.append(payload), timeout)
 
@@ -123,11 +124,11 @@ class SyncWriter(SyncHandle, Closing):
         return self._run(self._handle.append_many(checked_payloads(payloads)), timeout)
 
     def force(self, *, timeout: float | None = None) -> None:
-        """Make all returned deferred-sync appends durable; see `WriterHandle.force`."""
+        """Make all deferred-sync appends durable that have returned; see `WriterHandle.force`."""
         self._run(self._handle.force(), timeout)
 
     def close(self, *, timeout: float | None = None) -> LedgerMetadata:
-        """Confirm pending appends, then close the ledger; see `WriterHandle.close`."""
+        """Wait for pending appends, then close the ledger; see `WriterHandle.close`."""
         return self._run(self._handle.close(), timeout)
 
 
@@ -147,22 +148,22 @@ class SyncReader(SyncHandle):
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this reader last saw it."""
+        """The ledger's metadata as this reader last read it."""
         return self._handle.metadata
 
     @property
     def is_closed(self) -> bool:
-        """True once the ledger's end has been decided."""
+        """True once the ledger is closed."""
         return self._handle.is_closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is known to be confirmed; -1 if there is none."""
+        """The id of the last entry that the reader knows to be confirmed; -1 if there is none."""
         return self._handle.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that may be read now; -1 if the ledger is empty."""
+        """The id of the last entry that `read` may return now; -1 if there is none."""
         return self._handle.last_entry_id
 
     def refresh(self, *, timeout: float | None = None) -> int:
@@ -213,7 +214,7 @@ class SyncReader(SyncHandle):
     def tail(self, start: int = 0, *, timeout: float | None = None) -> SyncIterator[Entry]:
         """Yield entries from `start` on until the ledger is closed; see `ReaderHandle.tail`.
 
-        With a timeout, OperationTimeoutError means that no entry came within that time. The next
-        call waits again.
+        With a `timeout`, `next` raises OperationTimeoutError if no entry came within that time. The
+        next call of `next` waits again.
         """
         return self._iterate(self._handle.tail(start), timeout=timeout)

@@ -1,4 +1,4 @@
-"""Read async generators as plain iterators: the loop reads ahead, any thread takes the items."""
+"""Plain iterators over async generators, which the event loop reads in advance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Pump(Generic[T]):
-    """Moves the items of an async generator into a buffer, from which another thread takes them.
+    """Reads an async generator in the event loop; another thread takes the items from a buffer.
 
-    The buffer holds about `ahead` items. The loop keeps no reference to the object that takes the
-    items.
+    The buffer holds about `ahead` items. The event loop has no reference to the iterator that takes
+    the items, so the garbage collector can free the iterator.
     """
 
     def __init__(self, home: LoopThread, source: AsyncGenerator[T, None], ahead: int) -> None:
@@ -48,7 +48,8 @@ class Pump(Generic[T]):
         """Wait for the next item and return it.
 
         Raises:
-            OperationTimeoutError: no item came within the timeout; a later call may get it.
+            OperationTimeoutError: no item came within the timeout; a later call waits for the same
+                item.
         """
         while True:
             try:
@@ -62,7 +63,7 @@ class Pump(Generic[T]):
             return item
 
     def _wait(self) -> None:
-        """Wait until an item is ready. At the end, raise the error or StopIteration."""
+        """Wait for an item; at the generator's end, raise its error or StopIteration."""
         if self._ended.is_set():
             if self._items:
                 return
@@ -76,13 +77,13 @@ class Pump(Generic[T]):
             raise late(self.timeout)
 
     def cancel(self) -> None:
-        """End the generator soon, without waiting. Any thread may call this."""
+        """Cancel the generator in the loop without waiting; any thread may call this method."""
         self._is_closed = True
         if self.home.pid == os.getpid() and not self._ended.is_set():
             self.home.loop.call_soon_threadsafe(self._cancel_task)
 
     def wait_for_end(self) -> None:
-        """Wait until the generator has ended, then drop the items that were not taken."""
+        """Wait until the generator has ended, then drop the items in the buffer."""
         if not self.home.is_here:
             self.home.require_caller()
             self._ended.wait()
@@ -90,7 +91,7 @@ class Pump(Generic[T]):
         self._error = None
 
     def stop(self) -> list[T]:
-        """End the generator and return the items that were not taken."""
+        """Cancel the generator, wait for its end, and return the items in the buffer."""
         self.cancel()
         self.home.require_caller()
         self._ended.wait()
@@ -102,9 +103,9 @@ class Pump(Generic[T]):
 
     @property
     def waiting(self) -> deque[T]:
-        """A copy of the items that wait for a caller of `next`.
+        """A copy of the items in the buffer.
 
-        Use this in the thread of the loop, which adds items.
+        Call this only in the event loop's thread, because this thread adds items.
         """
         return self._items.copy()
 
@@ -142,12 +143,11 @@ class Pump(Generic[T]):
 
 
 class SyncIterator(Iterator[T], Closing):
-    """A plain iterator over an async generator. The generator reads ahead by a bounded amount.
+    """A plain iterator over an async generator, which is read a few items in advance.
 
     The iteration ends with `close`, at the end of its `with` block, or when the iterator is
-    dropped. Each of these three ways cancels the generator in the loop. With a timeout, a longer
-    wait for the next item raises OperationTimeoutError. After an OperationTimeoutError, the caller
-    can continue the iteration.
+    dropped. In all three cases the generator is cancelled in the loop. If an item takes longer than
+    the timeout, `next` raises OperationTimeoutError; the caller can then continue the iteration.
     """
 
     def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:
@@ -163,7 +163,7 @@ class SyncIterator(Iterator[T], Closing):
         return next(self._items)
 
     def close(self) -> None:
-        """Stop reading and end the iteration. Closing twice has no effect."""
+        """Cancel the generator and end the iteration; a second call does nothing."""
         self._pump.cancel()
         self._pump.wait_for_end()
         self._items = iter(())

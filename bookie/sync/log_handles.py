@@ -29,8 +29,8 @@ from bookie.sync.loop_thread import Closing, LoopThread
 class SyncLogWriter(SyncHandle):
     """`bookie.api.LogWriter` without an event loop; made by `SyncBookKeeper.open_log`.
 
-    `with` closes the log at its end. Errors are those of the async writer. If several threads
-    append, the order of the records is the order in which the calls arrive in the loop.
+    The end of a `with` block closes the log. Errors are those of the async writer. If several
+    threads append, the event loop decides the order of the records.
     """
 
     def __init__(self, home: LoopThread, handle: LogWriter) -> None:
@@ -51,15 +51,15 @@ class SyncLogWriter(SyncHandle):
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition refuses records; None while all partitions accept them."""
+        """The error for which a partition refuses records; None while all accept them."""
         return self._handle.error
 
     def next_offset(self, partition: int | None = None) -> int:
-        """Return the offset that the next record of a partition would get now."""
+        """Return the offset of the next record that is appended to a partition."""
         return self._handle.next_offset(partition)
 
     def epoch(self, partition: int | None = None) -> int:
-        """Return the fencing token of this owner. Every former owner had a smaller token."""
+        """Return the fencing token of this writer; every former owner had a smaller token."""
         return self._handle.epoch(partition)
 
     def append(
@@ -75,7 +75,7 @@ class SyncLogWriter(SyncHandle):
     ) -> LogPosition:
         """Append one record and return its position; see `LogWriter.append`.
 
-        A call waits until its record is durable, so `append_many` is faster for many records.
+        Each call waits until its record is durable, so `append_many` is faster for many records.
         """
         appending = self._handle.append(
             value,
@@ -103,11 +103,11 @@ class SyncLogWriter(SyncHandle):
         return self._run(appending, timeout)
 
     def roll(self, *, timeout: float | None = None) -> None:
-        """Continue in a new ledger in each partition; see `LogWriter.roll`."""
+        """Begin a new ledger in each partition; see `LogWriter.roll`."""
         self._run(self._handle.roll(), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Confirm pending appends, then end the ownership of the log; see `LogWriter.close`."""
+        """Wait for pending appends, then end the ownership of the log; see `LogWriter.close`."""
         self._run(self._handle.close(), timeout)
 
     def __enter__(self) -> Self:
@@ -125,8 +125,8 @@ class SyncLogWriter(SyncHandle):
 class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
-    `with` closes the ledger at its end. After this, ranges that `cut` has returned can still be
-    published.
+    The end of a `with` block closes the ledger. Ranges that `cut` has returned can still be
+    published after that.
     """
 
     def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
@@ -153,10 +153,10 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.append_many(checked_records(records)), timeout)
 
     def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
-        """Begin to write encoded records; see `RangeWriter.append_encoded`.
+        """Write encoded records without waiting; see `RangeWriter.append_encoded`.
 
-        The call returns at once. The returned future completes when the records are durable. The
-        caller must limit the number of incomplete futures. `cut` waits for all of them.
+        The returned future completes when the records are durable. The caller must limit the number
+        of incomplete futures. `cut` waits for all futures.
         """
         self._home.require_caller()
         appending = self._handle.append_encoded(payloads, greatest_ms)
@@ -167,11 +167,14 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.cut(), timeout)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`. Appends work again after a failed range."""
+        """Drop the records since the last `cut`, so that appends work again after an error."""
         self._handle.discard()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close the ledger and drop the records since the last `cut`; a second call is no error."""
+        """Close the ledger, and drop the records since the last `cut`.
+
+        A second call does nothing.
+        """
         self._run(self._handle.aclose(), timeout)
 
 

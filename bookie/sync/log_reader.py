@@ -1,4 +1,4 @@
-"""Readers of logs for callers without an event loop. A reader reads ahead of its caller."""
+"""Readers of logs for callers without an event loop; a reader fetches records in advance."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 class SyncLogReader(SyncHandle, Closing):
     """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
 
-    Iterate over the reader, or its `batches`, in one thread at a time. Each loop begins after the
-    record that was given out last, even after an error. The reader reads batches ahead of its
-    caller. `position`, `lag` and `seek` ignore records that were only read ahead. Reading ends with
-    `close`, at the end of the `with` block, or when the reader is dropped.
+    Only one thread at a time may iterate over the reader or its `batches`. A new loop begins after
+    the record that was given out last, even after an error. The reader fetches batches in advance.
+    For `position`, `lag` and `seek`, only records count that were given out to the caller. Reading
+    ends with `close`, at the end of the `with` block, or when the reader is garbage collected.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class SyncLogReader(SyncHandle, Closing):
         return None if last is None else last.position
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Yield the records one by one. Errors are those of `LogReader.batches`.
+        """Yield the records one by one; errors are those of `LogReader.batches`.
 
-        With a timeout, OperationTimeoutError means that no record came within that time. The next
-        loop waits again.
+        With a timeout, `next` raises OperationTimeoutError if no record came within that time. A
+        new loop over the reader then waits again.
         """
         return iter(self._given)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """Yield batches of records, which is faster than single records. No batch is empty."""
+        """Yield the records in batches, which is faster than one by one; no batch is empty."""
         return self._given.batches()
 
     def seek(
@@ -73,7 +73,7 @@ class SyncLogReader(SyncHandle, Closing):
         """Continue with the record at `to`, even in a running loop; see `LogReader.seek`.
 
         Raises:
-            BadRequestError: `to` is no place in a log, or there is no such partition.
+            BadRequestError: `to` is not a valid place, or the reader does not read this partition.
         """
         self._home.require_caller()
         self._put_back()
@@ -85,7 +85,7 @@ class SyncLogReader(SyncHandle, Closing):
             raise BadRequestError(f"{self._reader.partition} alone is read, not {partition}")
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """Count the entries that were not given out yet; see `LogReader.lag`."""
+        """Count the entries of the log that were not given out yet; see `LogReader.lag`."""
         return self._run(self._find_lag(), timeout)
 
     async def _find_lag(self) -> int:
@@ -94,7 +94,7 @@ class SyncLogReader(SyncHandle, Closing):
         return behind_read_ahead + sum(map(len, waiting)) + len(self._given.rest)
 
     def close(self) -> None:
-        """Stop reading. Loops over the reader end. Closing twice has no effect."""
+        """Stop reading and end all loops over the reader; a second call does nothing."""
         self._is_closed = True
         batches, self._batches = self._batches, None
         if batches is not None:
@@ -114,7 +114,7 @@ class SyncLogReader(SyncHandle, Closing):
                 self._batches = None
 
     def _put_back(self) -> None:
-        """Stop reading ahead, and move the async reader back to the caller's place."""
+        """Stop reading in advance; move the async reader back to the first record not given out."""
         batches, self._batches = self._batches, None
         unread = [self._given.drop_rest(), *(() if batches is None else batches.stop())]
         firsts: dict[int, int] = {}

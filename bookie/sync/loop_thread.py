@@ -1,4 +1,4 @@
-"""The thread that runs all synchronous clients of a process, before and after a fork."""
+"""The thread whose event loop runs all synchronous clients of a process; also after a fork."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from bookie.errors import (
 T = TypeVar("T")
 
 END_SECONDS_MAX = 5.0
-"""The most seconds for which the end of the process waits until shared clients are closed."""
+"""The most seconds that a process waits at its end until a shared client is closed."""
 
 
 class LoopThread:
-    """The daemon thread that runs all clients of one process."""
+    """The daemon thread whose event loop runs all clients of one process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -49,11 +49,11 @@ class LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def require_caller(self) -> None:
-        """Raise an error if the calling thread must not wait for this loop.
+        """Raise an error if the calling thread must not wait for the loop, or cannot.
 
         Raises:
             BadRequestError: an event loop runs in the calling thread.
-            ClientClosedError: the thread belongs to the process before a fork, or has ended.
+            ClientClosedError: the loop belongs to the parent process, or its thread has ended.
         """
         if self.pid != os.getpid():
             raise ClientClosedError(
@@ -72,7 +72,7 @@ class LoopThread:
         """Run `work` in the loop, wait for its result, and return it.
 
         Raises:
-            OperationTimeoutError: `work` did not end in time; it is cancelled, its outcome is
+            OperationTimeoutError: `work` did not end in time. It is cancelled, and its outcome is
                 unknown.
             BadRequestError: the timeout is no number of seconds.
         """
@@ -101,7 +101,7 @@ class LoopThread:
 
 
 class Resident(Generic[T]):
-    """Runs an async context manager in its own task, which enters and leaves the manager."""
+    """Enters and leaves an async context manager in one task of the loop."""
 
     def __init__(self, home: LoopThread, manager: AbstractAsyncContextManager[T]) -> None:
         self._home = home
@@ -120,7 +120,7 @@ class Resident(Generic[T]):
 
         Raises:
             BadRequestError: the manager was entered before.
-            OperationTimeoutError: entering took too long; the manager is left again.
+            OperationTimeoutError: entering took too long, and was cancelled.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -141,12 +141,12 @@ class Resident(Generic[T]):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Leave the context manager, wait for its end, and raise its error.
+        """Leave the context manager, wait until its exit has ended, and raise its error.
 
-        A second call is no error.
+        If the manager was already left, do nothing.
 
         Raises:
-            OperationTimeoutError: leaving took too long; it continues in the loop.
+            OperationTimeoutError: leaving took too long, and continues in the loop.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -193,20 +193,21 @@ class Closing(ABC):
 
 
 class ThisProcess:
-    """The loop and the shared objects of this process. A forked child begins without either."""
+    """The loop thread and the shared clients of this process; a forked child has none at first."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.shared: dict[str, Closeable] = {}
-        """The shared objects, which are closed at the end of the process."""
+        """The shared clients, which are closed at the end of the process."""
         self._home: LoopThread | None = None
         self._is_watching = False
 
     def home(self) -> LoopThread:
-        """Return the loop thread of this process. The first call starts the thread.
+        """Return the loop thread of this process; the first call starts the thread.
 
         Raises:
-            ConfigurationError: gRPC did not survive the fork that made this process.
+            ConfigurationError: the process was forked after its parent had used gRPC, which does
+                not work then.
         """
         with self.lock:
             grpc_use.require_usable()
@@ -248,7 +249,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _has_running_loop() -> bool:
-    """True if waiting here would block an event loop. In a notebook's kernel, always False."""
+    """True if this thread runs an event loop; always False in the kernel of a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -260,7 +261,7 @@ def check_timeout(timeout: Any) -> None:
     """Refuse a timeout that is neither a number of seconds nor None.
 
     Raises:
-        BadRequestError: the timeout is neither.
+        BadRequestError: the timeout is neither a number nor None.
     """
     if timeout is None:
         return

@@ -134,4 +134,4 @@ class BookieNode(EntryNode, Protocol):
         """Return the bookie's description of itself."""
 
     def watch(self, callback: Callable[[LacState], None], /) -> Watcher:
-        """Create a subscriber; `callback` runs in the event loop and must not block."""
+        """Return a subscriber; `callback` gets its updates in the event loop and must not block."""
