@@ -1,7 +1,7 @@
-"""Tables of a catalog: ``CREATE TABLE t USING bookkeeper OPTIONS (…)``.
+"""The options of tables in Spark's catalog: ``CREATE TABLE t USING bookkeeper OPTIONS (…)``.
 
 Spark passes a table's options to the source only while the table is created. Later Spark passes
-only the columns. So the columns carry the options, as metadata that queries ignore.
+only the columns. So each column carries the table's options in its metadata, which queries ignore.
 
 While the table is created, Spark passes each option twice: under its name, and under ``option.``
 plus its name. Spark also passes its own properties, such as ``owner``, and those of
@@ -37,7 +37,7 @@ _ALTERNATIVES = (
 
 
 def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a table that Spark is creating; None if it is creating no table.
+    """Return the options of a table that Spark is creating; None if Spark is creating no table.
 
     Raises:
         BadRequestError: the table has a LOCATION.
@@ -57,7 +57,7 @@ def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns, each with the options of its table in its metadata."""
+    """Return the same columns, with `options` in the metadata of each column."""
     text = json.dumps({"columns": schema.names, "options": options}, sort_keys=True)
     return StructType(
         [StructField(one.name, one.dataType, one.nullable, {CARRIED: text}) for one in schema]
@@ -65,10 +65,10 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the options that the columns carry; {} if the columns are only some of a table's.
+    """Return the options that the columns carry; {} unless they are all columns of one table.
 
-    A user may select some columns of a table, and write them to another place. The options of the
-    table have no effect on this write.
+    If a user selects some columns of a table and writes them elsewhere, the table's options have no
+    effect.
     """
     texts = {one.metadata.get(CARRIED, "") for one in schema}
     if len(texts) != 1 or not (text := texts.pop()):
@@ -78,10 +78,10 @@ def _carried(schema: StructType) -> dict[str, str]:
 
 
 def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a read: the table's options, overridden by those of the query.
+    """Return the options of a read: the table's options, overridden by the query's options.
 
     Raises:
-        BadRequestError: the table has no options.
+        BadRequestError: neither the query nor the table names the cluster.
     """
     lower = {name.lower(): text for name, text in given.items()}
     kept = _carried(schema)
@@ -98,12 +98,12 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 
 
 def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict[str, str], bool]:
-    """Return the options of a write, and True if the write is an ``INSERT INTO`` a table.
+    """Return the options of a write, and True if it is an ``INSERT INTO`` a table.
 
-    The result omits those options of the table that concern only reads.
+    Of the table's options, only the metadata URI, the password file and the log apply to a write.
 
     Raises:
-        BadRequestError: the table cannot be written to.
+        BadRequestError: the table is of ledgers or about the cluster, so it can only be read.
     """
     lower = {name.lower(): text for name, text in given.items()}
     kept = _carried(schema)

@@ -1,13 +1,13 @@
-"""The path of the archive of Java's classes, and Java's options to read or write the archive.
+"""The archive of Java's classes: its path, and the Java options that read or write it.
 
 Without the archive, each job needs 6 s of processor time to find, check and link Spark's classes.
-The archive holds the linked classes, as they are in memory. ``bookie spark prepare`` writes the
-archive once for each installation of Spark. Later local sessions read the archive. Its size is
-about 190 MB.
+The archive contains the linked classes in the form that Java has in memory. ``bookie spark
+prepare`` writes the archive once for each installation of Spark. Later local sessions read the
+archive, which has about 190 MB.
 
-Java compares the archive with its own version and with Spark's jars. If they differ, Java starts
-without the archive. But Java crashes on a truncated archive. So an archive gets its final name only
-after Java has written the whole archive.
+Java starts without the archive if the archive was written by another version of Java, or for other
+jars of Spark. But Java crashes on a truncated archive. So an archive gets its final name only after
+Java has written the whole archive.
 
 Source: JEP 350, dynamic archives of application classes.
 """
@@ -21,13 +21,14 @@ from pathlib import Path
 import pyspark
 
 QUIET = "-Xlog:cds*=error"
-"""Java says nothing about an archive that it does not use."""
+"""The option that suppresses Java's warnings about an unusable archive."""
 
 
 def archive_path() -> Path:
     """Return the path of the archive for this installation of Spark.
 
-    Only the user can write there, because Java runs what the archive holds.
+    The path is in the user's cache directory. Other users must not be able to write to the archive,
+    because Java runs its classes.
     """
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     installation = hashlib.sha256(str(pyspark.__path__).encode()).hexdigest()[:12]
@@ -35,7 +36,11 @@ def archive_path() -> Path:
 
 
 def reading_options() -> list[str]:
-    """Return Java's options to read the archive; [] if it is missing or another user's."""
+    """Return Java's options to read the archive; [] if it cannot be used.
+
+    The archive cannot be used if it is missing, if another user owns it, or if its path contains a
+    space.
+    """
     path = archive_path()
     try:
         found = path.stat()
@@ -48,5 +53,5 @@ def reading_options() -> list[str]:
 
 
 def writing_options(path: Path) -> list[str]:
-    """Return Java's options for a session that writes an archive to `path` at its end."""
+    """Return Java's options that write the archive to `path` when the session ends."""
     return [f"-XX:ArchiveClassesAtExit={path}", QUIET]

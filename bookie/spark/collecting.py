@@ -1,7 +1,7 @@
-"""Collect the rows of a frame in the driver, also on a busy machine.
+"""Collect the rows of a frame in the driver, with retries on a busy machine.
 
 Spark serves the rows on a socket, and closes the socket if the driver does not connect in time. The
-error is CANNOT_OPEN_SOCKET. PySpark 4.3 hides this error behind an UnboundLocalError.
+error is CANNOT_OPEN_SOCKET. PySpark 4.3 then raises an UnboundLocalError instead of the real error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _log = event_log(__name__)
 def collected(frame: DataFrame) -> list[Row]:
     """Return all rows of a frame.
 
-    If the driver cannot connect to Spark's socket, run the frame's tasks again, `TRIES` times in
-    all.
+    If the driver cannot connect to Spark's socket, run the frame's tasks again, at most `TRIES`
+    times in all.
 
     Raises:
         Exception: an error of Spark.

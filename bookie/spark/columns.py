@@ -1,7 +1,7 @@
-"""The columns of a read, and Arrow batches of them.
+"""The columns of a read, and the encoding of these columns as Arrow batches.
 
-Spark does not tell a Python source which columns a query uses. So the user names them by the
-options ``columns`` and ``includeValue``.
+Spark does not tell a Python source which columns a query uses. So the user chooses the columns by
+the options ``columns`` and ``includeValue``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LEDGER_COLUMNS: dict[str, DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """The columns that are read, in order, by their names in `LOG_COLUMNS` or `LEDGER_COLUMNS`."""
+    """The columns of a read, in order, by their names in `LOG_COLUMNS` or `LEDGER_COLUMNS`."""
 
     names: tuple[str, ...]
     log_name: str = "log"
@@ -184,7 +184,7 @@ class LedgerBatches:
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer, larger batches, because each batch costs Spark some work."""
+    """Join small batches into larger batches, because each batch costs Spark some time."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -207,7 +207,7 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _parts(items: Sequence[S], sizes: Sequence[int]) -> Iterator[Sequence[S]]:
-    """Cut `items` into runs within the bounds of a batch; `sizes` are the items' sizes in bytes."""
+    """Cut `items` into parts that fit into a batch each; `sizes` are the items' sizes in bytes."""
     if len(items) <= BATCH_ROWS and sum(sizes) <= BATCH_BYTES:
         yield items
         return
@@ -249,7 +249,7 @@ def _plain_columns(records: PlainRecords, names: Sequence[str]) -> dict[str, Any
 
 
 def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]:
-    """Return the keys and the values; Arrow copies them from the memory of the records."""
+    """Return the keys and the values, which Arrow copies from the records' bytes."""
     _, _, has_key, _, keys_at, values_at, ends = columns
     strings = _strings(columns.data, keys_at, values_at, ends)
     places = np.arange(2, len(strings), 3)
@@ -260,9 +260,9 @@ def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]
 def _strings(data: BytesLike, *ends: NDArray[np.int64]) -> pa.Array:
     """Return an Arrow array of the strings in `data`, without a copy.
 
-    Each item has `len(ends)` strings.
+    Each record has `len(ends)` strings.
 
-    Each string begins where the string before it ends.
+    The strings follow each other without a gap; `ends` are the ends of each kind of string.
     """
     kinds, count = len(ends), len(ends[0])
     places = np.zeros(kinds * count + 1, np.int32)

@@ -27,9 +27,9 @@ FILE_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """The cluster's URI and the secrets that open its ledgers. Spark sends them to the executors.
+    """The cluster's URI and the paths of secret files, which Spark sends to the executors.
 
-    Secrets are sent as paths of files, and each machine reads its own file.
+    Each machine reads the secrets from its own files.
     """
 
     metadata_uri: str
@@ -43,7 +43,8 @@ class SparkConnection:
         """Return the client that all users in this process share.
 
         Raises:
-            ConfigurationError: this process has another version of the package than the planner.
+            ConfigurationError: this process has another version of bookie than the process that
+                planned the query.
         """
         if self.version != bookie.__version__:
             host = socket.gethostname()
@@ -92,7 +93,7 @@ def take_connection(options: SparkOptions) -> SparkConnection:
 
 
 def package_differs(where: str, found: str, wanted: str) -> str:
-    """Return the message that a process has another version of the package than the driver."""
+    """Return the error message for a process that has another version of bookie than the driver."""
     return (
         f"{where} has bookie {found}, and the driver has {wanted}; install one version "
         "everywhere, or pass --py-files with the zip of `bookie spark package`"

@@ -1,4 +1,4 @@
-"""Before a job starts, count the executors' cores, and check their version of this package."""
+"""Count the executors' cores and check their version of bookie before a job starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from bookie.spark.connecting import package_differs
 
 
 def cores(spark: SparkSession) -> int:
-    """Return how many tasks Spark runs at the same time; 2 if Spark does not say, as in Connect."""
+    """Return the number of tasks that Spark runs at the same time; 2 if Spark does not tell it.
+
+    Spark Connect does not tell it.
+    """
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:  # noqa: BLE001  (Connect raises one of several kinds)
@@ -23,14 +26,14 @@ def cores(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession) -> None:
-    """Check the version of the package on each executor, by one task for each core.
+    """Check the version of bookie on the executors, with as many tasks as there are cores.
 
-    The check starts a Spark job, which takes about a second. The check does not ask an executor
-    that joins later. If such an executor lacks the package, its first task raises the same error.
+    The check starts a Spark job, which takes about a second. An executor that starts after the
+    check is not checked. If it lacks bookie, its first task fails with the same error.
 
     Raises:
-        ConfigurationError: an executor has no package bookie, another version of it, or lacks a
-            library; the message names the executor.
+        ConfigurationError: an executor lacks bookie or a library, or has another version of bookie.
+            The message names the executor.
     """
     tasks = cores(spark)
     # The function runs without Arrow, so that an executor without pyarrow can report that.
@@ -48,7 +51,7 @@ def check_executors(spark: SparkSession) -> None:
 
 
 def package_problem(where: str, problem: str) -> str:
-    """Return the message that a process cannot load the package; `problem` is Python's error."""
+    """Return the message for a process that cannot import bookie; `problem` is Python's error."""
     if "'bookie'" in problem:
         return (
             f"{where} has no package bookie; pass --py-files with the zip of `bookie spark package`"

@@ -21,10 +21,10 @@ class StreamLag:
 
 
 def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
-    """Return the lag of a query: ``stream_lag(query.lastProgress)``; None if it is not known yet.
+    """Return the lag of a query, from ``query.lastProgress``; None if the lag is not known yet.
 
     `progress` is a ``StreamingQueryProgress`` or its dict; `source` is the number of the source in
-    the query. The figures mean the same as those of Spark's source for Kafka.
+    the query. The numbers have the same names and meanings as those of Spark's source for Kafka.
     """
     given = json.loads(progress.json) if hasattr(progress, "json") else progress
     if not given:
@@ -39,11 +39,11 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
 
 
 def rows_read(query: Any) -> int:
-    """Return how many rows a query has read, over the batches that Spark remembers."""
+    """Return the number of rows that a query has read in the batches that Spark remembers."""
     # In Spark Connect, the item of the same name is empty, but the property is not.
     return sum(int(one.numInputRows) for one in query.recentProgress)
 
 
 def _offsets(given: Any) -> LogOffsets:
-    """Parse offsets, which Spark gives as text or as parsed JSON."""
+    """Parse offsets that are a JSON text, or JSON that Spark has already parsed."""
     return from_json(json.loads(given) if isinstance(given, str) else given or {}).offsets

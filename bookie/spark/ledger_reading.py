@@ -29,12 +29,13 @@ class FoundLedger:
 def find_ledgers(
     client: SyncBookKeeper, selection: LedgerSelection, password: bytes
 ) -> list[FoundLedger]:
-    """Return the ledgers of a selection in the order of ids, without empty ones.
+    """Return the ledgers of a selection that have entries, in the order of ids.
 
     No ledger is fenced.
 
     Raises:
-        NoSuchLedgerError: a ledger that is named by its single id does not exist.
+        NoSuchLedgerError: the selection names a single ledger by its id, and this ledger does not
+            exist.
         BookieError: a ledger cannot be opened.
     """
     named = _named(selection)
@@ -55,24 +56,24 @@ def find_ledgers(
 
 
 def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
-    """Check that each ledger exists that the selection names by a single id.
+    """Refuse a selection that names a single ledger by its id, if this ledger does not exist.
 
     Raises:
-        NoSuchLedgerError: the selection names a ledger that does not exist.
+        NoSuchLedgerError: such a ledger does not exist.
     """
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
         list(threads.map(client.ledger_metadata, sorted(_named(selection))))
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """Return the ids that the selection names singly. Ledgers of wider ranges may be missing."""
+    """Return the ids that are a range of their own, such as 7 in ``7,10-20``."""
     return {first for first, last in selection.ranges if first == last}
 
 
 def _ids(client: SyncBookKeeper, selection: LedgerSelection, named: set[int]) -> list[int]:
     """Return the ids of a selection.
 
-    The function lists the cluster's ledgers once for all ranges.
+    The cluster's ledgers are listed at most once, for all ranges together.
     """
     wide = [one for one in selection.ranges if one[0] < one[1]]
     found = set(named)

@@ -1,7 +1,7 @@
-"""Report lost records that a query should have read: raise an error, or log a line.
+"""Report that records were lost before a query could read them: raise an error or log a line.
 
-The option ``failOnDataLoss`` decides between error and log line. The error message says how the
-query can continue.
+If the option ``failOnDataLoss`` is set, an error is raised, and its message says how the query can
+continue. Otherwise a line is logged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _log = event_log(__name__)
 
 
 def lose(source: LogSource, what: str, remedy: str = "go on without it") -> None:
-    """Report a loss.
+    """Report lost records.
 
-    `what` describes the loss. `remedy` completes the message: the action of a query whose
-    ``failOnDataLoss`` is false.
+    `what` describes the loss. `remedy` says what the query does if ``failOnDataLoss`` is false;
+    both are parts of the message.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -40,7 +40,7 @@ def lose_deleted(source: LogSource, log: str) -> None:
 
 
 def lose_made_anew(source: LogSource, what: str) -> None:
-    """Report that a log was replaced by another log of the same name; `what` is the message.
+    """Report that a log was deleted and created again; `what` says so in the message.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -57,7 +57,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Extend errors about lost records: the message also says how the query can continue."""
+    """Add to the message of a LogTruncatedError within the block how the query can continue."""
     try:
         yield
     except LogTruncatedError as error:

@@ -1,7 +1,7 @@
-"""Check options that Spark passes as text. The case of option names does not matter.
+"""Parses and checks options, which Spark passes as text. The case of option names does not matter.
 
 Spark converts option names to lower case. Errors are raised when the frame is made. Messages spell
-an option as the documentation does. An unknown option is an error, whose message names the most
+an option as the documentation does. An unknown option is an error; the message names the most
 similar known option.
 """
 
@@ -26,10 +26,10 @@ _SECOND_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class SparkOptions:
-    """Options by name. Each `take` method also marks its option as known.
+    """The options of a read or write, by name; each `take` method also marks its option as known.
 
-    A name may have aliases: Kafka's names for the same option. It is an error to give one option
-    under two names.
+    An option may have aliases, such as Kafka's name for it. If a user gives an option under two
+    names, an error is raised.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class SparkOptions:
         return self._given[found[0].lower()] if found else None
 
     def take_choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """Return the option's value, one of `choices`; case does not matter."""
+        """Return the option's value in lower case, which must be one of `choices`."""
         text = self.take(name)
         if text is None:
             return default
@@ -100,7 +100,7 @@ class SparkOptions:
         return names
 
     def take_one(self, names: Iterable[str]) -> str | None:
-        """Return the one option of `names` that is given, or None.
+        """Return the only name in `names` whose option is given; None if none is given.
 
         Raises:
             BadRequestError: two of the options are given.
@@ -111,7 +111,7 @@ class SparkOptions:
         return given[0] if given else None
 
     def refuse_others(self) -> None:
-        """Refuse options for which no `take` method has asked.
+        """Refuse options that no `take` method has marked as known.
 
         Raises:
             BadRequestError: there is an unknown option.

@@ -1,4 +1,4 @@
-"""Write the package as a zip for ``--py-files``, for clusters whose machines lack the wheel."""
+"""Write bookie's code as a zip for ``--py-files``, for clusters without bookie's wheel."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def write_package(directory: Path) -> Path:
 
 
 def requirements() -> list[str]:
-    """Return the libraries that executors must install by pip; a zip cannot hold compiled code."""
+    """Return the libraries that pip must install on executors; a zip cannot hold compiled code."""
     declared = [one for one in requires("bookie") or () if "extra ==" not in one]
     return sorted([*declared, "pyarrow>=18"])

@@ -1,4 +1,4 @@
-"""Retry after temporary errors, because one error of a source ends Spark's query."""
+"""Retries after temporary errors, because a single error of a source ends Spark's query."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def patiently(
     sleep: Callable[[float], object] = pause,
     now: Callable[[], float] = SystemClock.monotonic,
 ) -> T:
-    """Return the result of `look`. After a temporary error, log it and call `look` again.
+    """Return the result of `look`; after a temporary error, log the error and call `look` again.
 
     Raises:
-        BookieError: an error of `look` that is not temporary, or that lasts too long.
+        BookieError: an error of `look` that is not temporary, or the last error after
+            `OUTAGE_SECONDS_MAX`.
     """
     give_up_at = now() + OUTAGE_SECONDS_MAX
     while True:

@@ -1,4 +1,4 @@
-"""The start and the end of a read, as options and as offsets.
+"""The options for the start and the end of a read, and the offsets that they mean.
 
 ======================= ================================ ===========================================
 option                  values                           meaning
@@ -43,7 +43,7 @@ ENDING_BY_TIME = "endingOffsetsByTimestamp"
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """A place in every partition. Exactly one of the fields after `option` is set."""
+    """The start or end of a read in every partition; exactly one field after `option` is set."""
 
     option: str
     everywhere: int | None = None
@@ -67,7 +67,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
     """Take from the options the place where a batch read ends.
 
     Raises:
-        BadRequestError: an option does not name a place, or a batch cannot end there.
+        BadRequestError: an option does not name a place, or names the earliest record.
     """
     end = _take(options, "endingOffsets", ("endingTimestamp", ENDING_BY_TIME), LATEST)
     offsets = {} if end.offsets is None else end.offsets.offsets
@@ -146,9 +146,10 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
     """Return the offset of a place in every selected partition.
 
     Raises:
-        BadRequestError: the option omits a partition, or names one that is not read. Or its offsets
-            belong to another log of the same name.
-        LogTruncatedError: an offset was truncated.
+        BadRequestError: the option omits a partition that is read, or names another partition. Or
+            an offset is beyond the partition's end. Or the offsets belong to another log of the
+            same name.
+        LogTruncatedError: records were truncated while the function looked for a time.
     """
     _require_all(place, surveys)
     found: LogOffsets = {}

@@ -12,7 +12,7 @@ PYSPARK_LEAST = (4, 3)
 
 
 def require_spark() -> None:
-    """Refuse a machine that lacks Spark's libraries, or has a PySpark that is too old.
+    """Check that Spark's libraries are installed, and that PySpark is new enough.
 
     Raises:
         ModuleNotFoundError: a library is missing; the message says how to install it.

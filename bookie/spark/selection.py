@@ -1,4 +1,4 @@
-"""The selection of a read: logs by name or pattern, some partitions of logs, or ledgers.
+"""The options that select logs, partitions of logs, or ledgers for a read.
 
 ====================== ========================== ==================================================
 option                 Kafka's name               what it selects
@@ -49,7 +49,7 @@ class LogSelection:
     """True if a Kafka option selected the logs."""
 
     def has(self, log: str) -> bool:
-        """True if a log of this name is selected, even if the log does not exist."""
+        """True if the selection includes this name, even if no log has the name."""
         if self.pattern:
             return re.fullmatch(self.pattern, log) is not None
         return log in self.names
@@ -67,7 +67,7 @@ class LedgerSelection:
 
 @dataclass(frozen=True, slots=True)
 class Surveys:
-    """The state of the selected logs at the moment when they were read."""
+    """The state of the selected logs at one moment."""
 
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
@@ -78,7 +78,7 @@ class Surveys:
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
         """Return each partition's earliest offset and end, by log and partition.
 
-        The bookies are asked once.
+        The first call asks the bookies; later calls return the same result.
 
         Raises:
             BadRequestError: a named partition does not exist.
@@ -96,11 +96,11 @@ class Surveys:
         }
 
     def log_ids(self) -> dict[str, str]:
-        """Return the ids of the logs by name. A later log of the same name has another id."""
+        """Return the ids of the logs by name; a later log of the same name has another id."""
         return {log: one.definition.log_id for log, one in self.by_log.items()}
 
     def require_named(self) -> None:
-        """Refuse missing logs and partitions that the options name.
+        """Raise an error if the options name a log or a partition that does not exist.
 
         Raises:
             NoSuchLogError: a log does not exist.
@@ -112,7 +112,7 @@ class Surveys:
         self.check_partitions()
 
     def check_partitions(self) -> None:
-        """Refuse missing partitions that the options name.
+        """Raise an error if the options name a partition that its log does not have.
 
         Raises:
             BadRequestError: a named partition does not exist.
@@ -126,7 +126,7 @@ class Surveys:
                     raise BadRequestError(f"the log {name} has {count} partitions, and no {number}")
 
     def partitions(self, log: str) -> Sequence[int]:
-        """Return the numbers of a log's partitions that are read."""
+        """Return the numbers of the selected partitions of a log."""
         if self.selection.partitions is not None:
             return self.selection.partitions[log]
         return range(self.by_log[log].definition.partitions)
@@ -168,7 +168,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 
 
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
-    """Read the state of the selected logs that exist now.
+    """Read the state of the selected logs; remember which logs are missing.
 
     `Surveys.require_named` refuses missing ones.
     """
@@ -230,7 +230,7 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _checked(log: str) -> str:
-    """Return the name of a log in the form in which the cluster lists it.
+    """Return a log's name in the cluster's spelling.
 
     Raises:
         BadRequestError: `log` is no name of a log.

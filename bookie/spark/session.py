@@ -68,15 +68,17 @@ JAVA_LEAST = 17
 
 
 def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """Open a session on `master` that knows the format ``bookkeeper``. The caller must stop it.
+    """Open a session on `master`, and register the format ``bookkeeper``.
 
-    A master ``sc://HOST:PORT`` is a Spark Connect server. Unless the master is ``local``, the
-    session checks that its executors have this package.
+    The caller must stop the session.
+
+    A master ``sc://HOST:PORT`` is a Spark Connect server. If the master is not ``local``, the
+    function checks that the executors have this version of bookie.
 
     Raises:
         CannotStartError: Spark does not start, usually because Java is missing.
         BadRequestError: a Connect server does not let its clients change a setting.
-        ConfigurationError: executors have no package bookie, or another version of it.
+        ConfigurationError: an executor lacks bookie, or has another version of bookie.
     """
     is_remote, is_local = master.startswith("sc://"), master.startswith("local")
     session = _open_remote(master, conf) if is_remote else _open_here(name, master, conf)
@@ -106,10 +108,9 @@ def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def local_settings() -> dict[str, str]:
-    """Return `LOCAL`, with Java's serial collector and the archive of classes.
+    """Return the settings `LOCAL` plus Java options for the serial collector and the class archive.
 
-    The result is only `LOCAL` if an environment variable may choose another collector or another
-    Spark.
+    If an environment variable may choose another collector or another Spark, return `LOCAL` alone.
     """
     if any(name in os.environ for name in (*_OTHERS_SETTINGS, "SPARK_HOME")):
         return LOCAL
@@ -119,7 +120,7 @@ def local_settings() -> dict[str, str]:
 
 @contextmanager
 def _python_of_workers(is_local: bool) -> Iterator[None]:
-    """Set the Python that Spark's workers run, unless the user has set PYSPARK_PYTHON.
+    """Set PYSPARK_PYTHON, the Python that Spark's workers run, unless the user has set it.
 
     By default Spark runs the first python3 in PATH.
     """
@@ -148,13 +149,14 @@ def local_python() -> str:
     """Return the path of a script that starts this Python, with the installed pyspark.
 
     Spark starts Python with ``SPARK_HOME/python/lib/pyspark.zip:…:spark-core_….jar`` before the
-    user's ``PYTHONPATH``. Python compiles each module of a zip again in each process. A job starts
-    about ten processes, one after another. Without the zip, a job needs 4 to 6 s less processor
-    time. Spark has no setting for these first parts of the path, so the script removes them. In one
-    phase Spark adds them twice. The script is deleted at the end of this process.
+    user's ``PYTHONPATH``. Each process of a job would compile the modules in the zip again, and a
+    job starts about ten processes, one after another. Without the zip, a job needs 4 to 6 s less
+    processor time. Spark has no setting for these first parts of the path, so the script removes
+    them. In one phase of a job, the path has these parts twice. The script is deleted at the end of
+    this process.
 
-    The result is the path of this Python itself if programs in the directory of temporary files
-    cannot run.
+    If scripts in the directory of temporary files cannot run, the result is the path of this
+    Python.
 
     Source: ``PythonUtils.sparkPythonPath`` and ``PythonWorkerFactory`` of Spark 4.3.
     """
@@ -186,7 +188,7 @@ def _open_remote(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def java_problem(reason: str) -> str:
-    """Return the reason why Spark did not start, in one sentence. `reason` is Spark's error."""
+    """Return a sentence that says why Spark did not start; `reason` is Spark's error."""
     needed = f"it needs Java {JAVA_LEAST} or newer, found by JAVA_HOME or the path"
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
@@ -205,9 +207,10 @@ _MISSING = re.compile(r"ModuleNotFoundError: (No module named .+)")
 
 
 def plain_error(error: Exception) -> BookieError | None:
-    """Return an error of Spark as a one-sentence error; None if the error is not Spark's.
+    """Return an error with one sentence instead of an error of Spark; None for other errors.
 
-    Spark passes an error of bookie in another process as the last line of a traceback.
+    If bookie's code fails in another process, Spark's error contains bookie's error as the last
+    line of a traceback.
     """
     if is_socket_error(error):
         return BookieError("Spark's driver got no connection: the machine is busy; run it again")

@@ -60,7 +60,7 @@ class SinkColumns:
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The settings that tasks and commits need, and that are sent to both."""
+    """The settings of a write, which Spark sends to the tasks and to the commit."""
 
     connection: SparkConnection
     columns: SinkColumns
@@ -88,12 +88,12 @@ def take_sink(
 ) -> SinkSettings:
     """Take the settings of a write from the options and the columns of a frame.
 
-    The columns in `filled_by_log`, which are lower-case names, exist in the frame and must be
-    empty.
+    `filled_by_log` has lower-case names of columns of the frame. These columns must be empty,
+    because the log sets their values.
 
     Raises:
-        BadRequestError, ConfigurationError: an option or column is wrong; the message says what to
-            write.
+        BadRequestError, ConfigurationError: an option or column is wrong; the message says how to
+            correct it.
     """
     connection = take_connection(options)
     log = options.take("log", "topic", "path")

@@ -1,7 +1,8 @@
-"""The driver's part of a write: publish the ranges of all tasks, or delete their ledgers.
+"""The driver's part of a write: publish the ranges of all tasks, or delete the ranges' ledgers.
 
-Each log has a transaction of its own, with the same batch number. If the driver dies between two
-logs, Spark repeats the batch. Then the first log drops the batch, and the second log publishes it.
+A batch is published separately to each log, under the same batch number. If the driver dies after
+the first log, Spark repeats the batch. Then the first log drops the repeated records, and the
+second log publishes its records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True)
 class WrittenRanges(WriterCommitMessage):
-    """The ranges that a task has written. Spark sends them from the task to the commit."""
+    """The ranges that a task has written; Spark sends this message from the task to the commit."""
 
     application: str
     ranges: LogRanges
@@ -34,12 +35,13 @@ Messages = Iterable[WriterCommitMessage | None]
 
 
 def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
-    """Publish the ranges of all tasks once. A log drops a batch that was published before.
+    """Publish the ranges of all tasks, once to each log.
 
-    The result is the list of logs to which the tasks have written.
+    A log drops the batch if it was published before. The result is the list of logs to which the
+    tasks have written.
 
     Raises:
-        BookieError: a log has not published its part. Publish the same batch again.
+        BookieError: the publication to a log failed; publish the same batch again.
     """
     client = settings.connection.client()
     found = sorted(_by_log(messages).items())
@@ -68,9 +70,9 @@ def forget_application(settings: SinkSettings, application: str, logs: Iterable[
 
 
 def abort_batch(settings: SinkSettings, messages: Messages) -> None:
-    """Delete the ledgers of a batch that failed, except ledgers with published records.
+    """Delete the ledgers of a failed batch, except ledgers that have published records.
 
-    Spark also calls this function for a published batch, if anything failed after the publication.
+    Spark also calls this function if a later step failed after the batch was published.
     """
     client = settings.connection.client()
     for (log, _), ranges in sorted(_by_log(messages).items()):

@@ -1,7 +1,7 @@
-"""Convert Arrow batches to payloads of log records, mostly without Python work per row.
+"""Converts Arrow batches to payloads of log records, mostly without Python code for each row.
 
-Arrow joins the parts of all records in C. Two cases need Python code for each row: headers, and
-keys in logs of several partitions, because each key needs its CRC32C.
+Arrow joins the parts of all records in C. Two cases need Python code for each row. Headers are
+encoded in Python. And in a log of several partitions, the CRC32C of each key chooses the partition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SinkRows:
     """The number of each row in its batch, for error messages."""
 
     def take(self, places: NDArray[np.int64]) -> SinkRows:
-        """Return the rows at these places, in the order of `places`."""
+        """Return the rows whose indexes are in `places`, in the same order."""
         some = pa.array(places)
         return SinkRows(*(None if one is None else one.take(some) for one in self._columns()))
 
@@ -57,9 +57,9 @@ class SinkRows:
         return (*known, self.place)
 
     def groups(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, SinkRows]]:
-        """Yield the rows grouped by `codes`, one code for each row.
+        """Yield each distinct value of `codes`, with the rows that have this code.
 
-        A group keeps the rows' order.
+        `codes` has one code for each row. Within a group, the rows keep their order.
         """
         first = int(codes[0])
         if (codes == first).all():
@@ -72,7 +72,7 @@ class SinkRows:
 
 
 def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
-    """Take the columns of the sink from an Arrow batch.
+    """Return the rows of an Arrow batch, with the columns that a sink uses.
 
     Raises:
         BadRequestError: a value is null, or a column that only the log sets is not empty.
@@ -122,10 +122,10 @@ def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
 
 
 def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.int64]:
-    """Return each row's partition: from its column, else from its key, else the partition `turn`.
+    """Return each row's partition: its column's value, else chosen by its key, else `turn`.
 
     Raises:
-        BadRequestError: the column names a partition that the log does not have.
+        BadRequestError: the column ``partition`` has a number that the log does not have.
     """
     chosen = np.full(len(rows.value), turn, np.int64)
     if partitions > 1 and rows.key is not None and rows.key.null_count < len(rows.key):
@@ -145,7 +145,7 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
 
 
 def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[bytes], int]:
-    """Return the records' payloads, and the greatest of `greatest_ms` and the records' timestamps.
+    """Return the records' payloads, and the maximum of `greatest_ms` and all their timestamps.
 
     Raises:
         BadRequestError: the headers of a row cannot be written.
@@ -177,8 +177,7 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 def _nothing() -> pa.Scalar:
     """Return an empty bytes scalar.
 
-    The scalar is made at each use, not at import, because Arrow imports pandas for its first
-    scalar.
+    The scalar is not a constant of the module, because Arrow imports pandas for its first scalar.
     """
     return pa.scalar(b"", pa.binary())
 
@@ -192,7 +191,7 @@ def _join(*parts: Any) -> list[bytes]:
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Return text as its UTF-8 bytes, for which Arrow need not copy the text."""
+    """Return a text column as binary UTF-8, without a copy."""
     return column if column.type == pa.binary() else column.cast(pa.binary())
 
 
@@ -208,7 +207,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def latest_row(rows: SinkRows) -> int | None:
-    """Return the index of the row with the greatest timestamp; None if no row has one."""
+    """Return the index of the row with the greatest timestamp; None if no row has a timestamp."""
     if rows.timestamp is None or rows.timestamp.null_count == len(rows.timestamp):
         return None
     found: int = pc.index(rows.timestamp, pc.max(rows.timestamp)).as_py()

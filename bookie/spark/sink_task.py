@@ -1,7 +1,7 @@
-"""One attempt of a sink's task: it writes rows into ranges that no reader sees yet.
+"""One attempt of a task that writes: its rows go into ranges that no reader can see yet.
 
-An attempt writes only into its own ranges. No published range names the records of a failed
-attempt, so a second attempt duplicates no record.
+Each attempt writes only into its own ranges. The ranges of a failed attempt are never published, so
+a second attempt duplicates no record.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ LogRanges = dict[str, list[PendingRange]]
 def find_log(
     client: SyncBookKeeper, name: str, *, creates: bool, partitions: int | None = None
 ) -> LogDefinition:
-    """Return the definition of a transactional log; create a missing log if `creates` is set.
+    """Return the definition of a transactional log; if `creates` is set, create a missing log.
 
     `partitions` is the number of partitions of a created log; None leaves the number to the log's
     policy.
 
     Raises:
-        NoSuchLogError: there is no such log.
+        NoSuchLogError: the log does not exist, and `creates` is not set.
         BadRequestError: the log is not transactional, or has too many partitions.
     """
     publisher = client.publisher(name)
@@ -80,7 +80,7 @@ def find_log(
 
 @dataclass(slots=True)
 class _OpenRange:
-    """The range of one partition to which rows are being added."""
+    """The range to which the task writes the rows of one partition."""
 
     key: WriterKey
     writer: SyncRangeWriter
@@ -88,7 +88,7 @@ class _OpenRange:
 
 
 class SinkTask:
-    """Writes the rows of one attempt. Call `finish` at the end, or `fail` after an error."""
+    """Writes the rows of one attempt; call `finish` at the end, or `fail` after an error."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SinkTask:
         client: SyncBookKeeper,
         turn: int,
     ) -> None:
-        """`turn` chooses the partition of rows without a key; it differs by task and batch."""
+        """`turn` chooses the partition of rows without a key, and differs by task and batch."""
         self._settings = settings
         self._application = application
         self._writers = writers
@@ -113,7 +113,7 @@ class SinkTask:
         self._under_way_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch. Some rows may still be unconfirmed when the method returns."""
+        """Begin to write the rows of an Arrow batch; `finish` waits until they are durable."""
         if not batch.num_rows:
             return
         rows = read_rows(batch, self._settings.columns)
@@ -141,7 +141,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop the records, and close their ledgers, so that no later range uses these ledgers."""
+        """Drop the attempt's records and close its ledgers, so that no later task uses them."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()
@@ -190,7 +190,7 @@ class SinkTask:
     def _check(
         self, rows: SinkRows, payloads: list[bytes], to: _OpenRange, log: str, now_ms: int
     ) -> None:
-        """Refuse a row that no record can hold, and name the row's place.
+        """Raise an error that names the row, if a row cannot become a record of the log.
 
         Raises:
             BadRequestError: the row is too large, or its time is too far ahead.
@@ -216,7 +216,7 @@ class SinkTask:
             )
 
     def _named(self, rows: SinkRows, place: int, to: _OpenRange, log: str) -> str:
-        """Return the place of a row for error messages. A task counts its rows from 1."""
+        """Return the description of a row for error messages; a task counts its rows from 1."""
         assert rows.place is not None
         number = self._rows + rows.place[place].as_py() + 1
         key = None if rows.key is None else rows.key[place].as_py()
@@ -231,7 +231,7 @@ class SinkTask:
 
 
 def write_rows(task: SinkTask, batches: Iterator[Any]) -> LogRanges:
-    """Write all rows of an attempt and return the ranges. After an error, drop the records."""
+    """Write all rows of an attempt and return the ranges; after an error, drop the records."""
     try:
         for batch in batches:
             task.add(batch)

@@ -1,9 +1,9 @@
-"""The sinks of plain writes and of streams.
+"""The objects that Spark calls to write a frame or the micro-batches of a stream.
 
-With the options `txnAppId` and `txnVersion`, a repeated plain write is published only once. The two
-options are for `foreachBatch` and for jobs that may run again. A stream publishes each micro-batch
-once, under the id of the query. Spark does not pass the batch number to `write`, so it is read from
-the task's properties.
+If a frame is written again with the same options `txnAppId` and `txnVersion`, it is published only
+once. The two options are for `foreachBatch` and for jobs that may run again. A stream publishes
+each micro-batch once, under the id of the query. Spark does not pass the batch number to `write`,
+so `write` reads the number from the task's properties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 class BatchSink(DataSourceArrowWriter):
     """Writes one frame.
 
-    Spark pickles the object, and sends copies to the tasks and to the commit.
+    Spark sends pickled copies of the object to the tasks and to the commit.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
@@ -42,14 +42,14 @@ class BatchSink(DataSourceArrowWriter):
         self.application = settings.application or f"write-{uuid4().hex}"
 
     def write(self, iterator: Iterator[Any]) -> WrittenRanges:
-        """Write the rows of a task, on an executor."""
+        """Write the rows of a task; Spark calls this on an executor."""
         turn = task_context().partitionId() + (self.settings.version or 0)
         client = self.settings.connection.client()
         task = SinkTask(self.settings, self.application, task_writers(), client, turn)
         return WrittenRanges(self.application, write_rows(task, iterator))
 
     def commit(self, messages: Messages) -> None:
-        """Publish the write, in a process of the driver."""
+        """Publish the rows of all tasks; Spark calls this in a process of the driver."""
         published = publish_batch(self.settings, self.settings.version or 0, messages)
         if self.settings.application is None:  # no other write has this id
             forget_application(self.settings, self.application, published)
@@ -59,13 +59,13 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of one query. Each process of Spark makes its own object."""
+    """Writes the micro-batches of one query; each process of Spark makes its own object."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
 
     def write(self, iterator: Iterator[Any]) -> WrittenRanges:
-        """Write the rows of a task, on an executor."""
+        """Write the rows of a task; Spark calls this on an executor."""
         context = task_context()
         application = self.settings.application or _property(context, QUERY_PROPERTY)
         turn = context.partitionId() + int(_property(context, BATCH_PROPERTY))
@@ -74,7 +74,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return WrittenRanges(application, write_rows(task, iterator))
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        """Publish a batch, in a process of the driver. After a crash, Spark calls this again."""
+        """Publish a micro-batch; Spark calls this in the driver, and again after a crash."""
         publish_batch(self.settings, batchId, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:

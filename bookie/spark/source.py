@@ -1,8 +1,8 @@
 """The source that Spark finds under the name ``bookkeeper``.
 
-Spark imports this module in a process of its own for each phase of a query. The phase that looks
-for sources needs no more than the class, so the methods import what they use. This saves one second
-of processor time in that phase.
+For each phase of a query, Spark starts a process that imports this module. The phase that looks for
+sources needs only the class. So the methods import their modules, which saves one second of
+processor time in that phase.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class BookKeeperSource(DataSource):
     """The source ``format("bookkeeper")``.
 
-    Creating an object does nothing; Spark creates several.
+    The constructor does nothing else, because Spark creates several objects.
     """
 
     @classmethod
@@ -29,10 +29,10 @@ class BookKeeperSource(DataSource):
         return "bookkeeper"
 
     def schema(self) -> StructType:
-        """Return the columns that the options name.
+        """Return the schema of the frame, which the options decide.
 
-        Spark asks for the columns when the frame is made. A missing log or ledger raises the error
-        at that time.
+        Spark calls this when the frame is made, so a missing log or ledger raises an error at that
+        time.
         """
         from bookie.spark.batch_source import check_exists
         from bookie.spark.catalog import carrying, options_at_creation

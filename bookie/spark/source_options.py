@@ -1,4 +1,4 @@
-"""The options of a query that reads, checked when the frame is made and sent to the tasks."""
+"""The options of a read, which are checked when the frame is made, and sent to the tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELAY_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The bounds of a stream's batches; None means no limit."""
+    """The limits of a stream's micro-batches; None means no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
@@ -63,10 +63,10 @@ class LedgerSource:
 
 
 def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | LedgerSource:
-    """Take from the options the query that reads logs or ledgers.
+    """Parse the options of a read of logs or ledgers.
 
     Raises:
-        BadRequestError, ConfigurationError: an option is wrong; the message says what to write.
+        BadRequestError, ConfigurationError: an option is wrong; the message says how to correct it.
     """
     connection = take_connection(options)
     selection = take_selection(options)

@@ -1,4 +1,4 @@
-"""Cut a read into few large tasks of about the same size.
+"""Divide a read into few large tasks of about the same size.
 
 Spark needs some 50 ms for each task, so a task should have at least a second of work. But if there
 are too few tasks, cores are idle.
@@ -26,10 +26,10 @@ class LogSlice:
 
 
 def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
-    """Return the bytes that one task reads; at most `bytes_max`.
+    """Return the number of bytes that one task should read, at most `bytes_max`.
 
-    With `tasks_min`, there are at least that many tasks, even small ones. Without `tasks_min`,
-    there are as few tasks as possible, all of about the same size.
+    With `tasks_min`, the bytes are divided among about that many tasks or more, even if the tasks
+    become small. Without `tasks_min`, there are as few tasks as possible.
     """
     tasks = tasks_min or -(-total_bytes // bytes_max)
     share = -(-total_bytes // max(1, tasks))
@@ -39,7 +39,7 @@ def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
 
 
 def cut(log: str, partition: int, spans: Sequence[LogSpan], size_bytes: int) -> list[LogSlice]:
-    """Cut the consecutive spans of a partition into slices of about `size_bytes`."""
+    """Divide consecutive spans of a partition into slices of about `size_bytes` each."""
     if not spans:
         return []
     found: list[LogSlice] = []
@@ -62,7 +62,7 @@ def cut(log: str, partition: int, spans: Sequence[LogSpan], size_bytes: int) -> 
 
 
 def cut_ids(first: int, last: int, size_bytes: int, task_size_bytes: int) -> Iterable[range]:
-    """Cut the entries ``first … last`` of a ledger into parts of about `task_size_bytes`."""
+    """Divide the entries ``first … last`` of a ledger into parts of about `task_size_bytes`."""
     count = last - first + 1
     parts = max(1, min(count, -(-size_bytes // task_size_bytes)))
     step = -(-count // parts)

@@ -1,8 +1,8 @@
-"""Offsets in one textual form: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
+"""The JSON form of a stream's offsets: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
-An offset in this form is the offset of the next record to read. The id is the log's id; a later log
-with the same name has another id. Spark compares offsets as text. So the same offsets always have
-the same order: logs by name, partitions by number, the id last.
+The example is for the log ``orders``: for each partition, the offset of the next record to read,
+and the log's id. A later log with the same name has another id. Spark compares the texts, so equal
+offsets must give equal texts: logs are sorted by name, partitions by number, and the id is last.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StreamOffset:
     def is_other(self, log: str, definition: LogDefinition) -> bool:
         """True if `definition` belongs to another log with the same name.
 
-        If the offsets have no id of the log, the result is True if a known partition is missing
-        from `definition`. A log never loses a partition.
+        If the offsets have no id of the log, the result is True if they name a partition that
+        `definition` lacks, because a log never loses a partition.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -88,7 +88,7 @@ def from_json(given: Any) -> StreamOffset:
 
 
 def is_partition(text: str) -> bool:
-    """Return True if `text` is the number of a partition."""
+    """True if `text` is a number that a partition may have."""
     return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
 
 
@@ -96,7 +96,7 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
     """Parse offsets that a user gave as an option.
 
     Raises:
-        BadRequestError: the text has no offsets.
+        BadRequestError: the text is not JSON with offsets.
     """
     try:
         return from_json(json.loads(text))
@@ -107,13 +107,13 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
-    """Return the start offsets of the partitions in which a batch continues.
+    """Return the offsets in `start` at which a batch from `start` to `end` begins.
 
-    The batch reads all other partitions from their earliest record.
+    The result omits partitions that the batch must read from their earliest record.
 
-    These partitions were not known at `start`, or their log was deleted and created again before
-    `end`. Without an id in `start`, a log counts as created again if `end` lacks one of its
-    partitions, or has a lower offset for it.
+    Such a partition is missing in `start`, or its log was deleted and created again before `end`.
+    If `start` has no id of a log, the log counts as created again if `end` lacks one of its
+    partitions, or has a lower offset for one of them.
     """
     return {
         key: offset
@@ -134,15 +134,16 @@ def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
 def limited(
     start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], rows: int
 ) -> LogOffsets:
-    """Return the end of a batch of about `rows` records, in proportion to the waiting records.
+    """Return the end offsets of a batch of about `rows` of the records between `start` and `end`.
 
-    Each partition with waiting records advances by at least one record, so no backlog of another
-    partition starves it. If there are more such partitions than `rows`, the batch has one record
-    for each.
+    Each partition with records gets at least one record, so a backlog in another partition cannot
+    starve it. If there are more partitions with records than `rows`, the batch has one record of
+    each.
 
-    The shares are in proportion, so all partitions reach their ends together. Equal shares would
-    read a short partition far ahead of a long one. Then the watermark of a query would drop records
-    of the long partition.
+    The other records are divided in proportion to each partition's number of records, so all
+    partitions reach their ends in the same batch. With equal shares, a query would finish a short
+    partition long before a long partition. Then its watermark would drop records of the long
+    partition.
     """
     waiting = {key: max(0, last - start.get(key, 0)) for key, last in end.items()}
     busy = sum(1 for count in waiting.values() if count)
@@ -156,5 +157,5 @@ def limited(
 
 
 def rows_between(start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int]) -> int:
-    """Count the records between two offsets. A partition missing in `start` begins at 0."""
+    """Count the records between two offsets; a partition without a start begins at 0."""
     return sum(max(0, last - start.get(key, 0)) for key, last in end.items())

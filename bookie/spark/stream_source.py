@@ -1,19 +1,20 @@
-"""The streaming source: micro-batches between offsets that Spark keeps.
+"""The streaming source, which reads the micro-batches between two offsets.
 
-One process of the driver has one `LogStreamReader` for as long as the query runs.
+Spark keeps the offsets. As long as a query runs, one process of the driver has a `LogStreamReader`
+for it.
 
-**The first batch is pinned.** Spark does not keep the start of a new query. If the first batch
-failed, the query would start again at a later ``latest``, and the records between would be lost. So
-the first offset that this source reports is the start itself. Spark keeps this offset with an empty
-batch, and all records come in later batches.
+**The first batch is empty.** Spark does not keep the start offsets of a new query. If the first
+batch had records and failed, the query would start again. If its start is ``latest``, it would skip
+the records since the first start. So the first end that this source reports is the start itself.
+Spark stores this offset with an empty batch, and later batches have the records.
 
-**Which log.** An offset has the id of its log. A log that was deleted and created again is another
-log with the same name. If a batch ends in the new log, the batch begins at the new log's earliest
+**Logs with the same name.** Offsets contain the id of the log. A log that was deleted and created
+again has another id. If the end offsets of a batch have the new id, the batch begins at the new
+log's earliest record.
+
+**Waiting.** Spark asks for the latest offset repeatedly. If there is no new record, the source
+waits up to two seconds for a record before it answers. Bookies or the metadata store report a new
 record.
-
-**Waiting.** Spark asks for the latest offset again and again. If there is no new record, the source
-waits for one before it answers, for two seconds at most. The bookies or the metadata store report
-the new record.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the one limit that Spark applies. This source applies the other limits itself."""
+        """Return the limit that Spark passes to `latestOffset`: the limit of rows, else of bytes.
+
+        This source applies its other limits by itself.
+        """
         limits = self.source.batch_limits
         if limits.rows_max is not None:
             return ReadMaxRows(limits.rows_max)
@@ -145,11 +149,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
     def reportLatestOffset(self) -> Kept | None:
-        """Return the last known ends of the logs, from which Spark shows the query's lag."""
+        """Return the last known ends of the logs; Spark shows the query's lag from them."""
         return None if self._ends is None else as_json(self._ends)
 
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
-        """Return the tasks of a batch. A repeated batch has the same records.
+        """Return the tasks of a batch; a repeated batch has the same records.
 
         Only the two offsets decide which records are read. So a batch also reads logs that the
         options no longer name.
@@ -212,7 +216,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._within(look, limit)
 
     def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
-        """True if a batch must wait: its records are too few, and have not waited long enough."""
+        """True if a batch has too few records, and must still wait for more."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
         rows = rows_between(_starts(look), end)
@@ -230,9 +234,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_whole and rows < limits.rows_min
 
     def _await_records(self, look: Look) -> None:
-        """Wait for a new record, at most `POLL_SECONDS` and until `_due_at`.
+        """Wait for a new record of a known log, at most `POLL_SECONDS` and until `_due_at`.
 
-        Only `_look` finds new logs.
+        This method does not wait for new logs; `_look` finds them.
         """
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
@@ -281,10 +285,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
-        """Return the offsets, without those of logs that were deleted or created again.
+        """Return the offsets in `at`, except those of logs that were deleted or created again.
 
-        The result keeps the offsets of logs that the options no longer select. If the options
-        select such a log again, reading continues at its offset.
+        The result includes the offsets of logs that the options no longer select. If the options
+        select such a log again later, the query continues at this offset.
         """
         lost = set()
         for log in filter(surveys.selection.has, at.logs()):
@@ -300,11 +304,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_ends(
         self, begin: StreamOffset, begins: LogOffsets, ends: LogOffsets
     ) -> set[tuple[str, int]]:
-        """Return the partitions whose end has been below the read offset for too long.
+        """Return the partitions whose end has been below the query's offset for `BEHIND_SECONDS`.
 
-        The bookies that know the end of a partition may be unavailable for a time. If the end stays
-        too low, the last records are lost. If `begin` has no id of the log, a low end means that
-        the log was deleted and created again.
+        A partition may seem too short for a time, because bookies that know its end are
+        unavailable. After `BEHIND_SECONDS`, its last records count as lost. If `begin` has no id of
+        the log, the log then counts as deleted and created again.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
@@ -320,7 +324,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return lost
 
     def _within(self, look: Look, limit: ReadLimit) -> StreamOffset:
-        """Return the end of a batch within the limits."""
+        """Return the end offsets of a batch that respects the limits."""
         surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
             return look.end
@@ -338,7 +342,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(look: Look) -> LogOffsets:
-    """Return the offsets where a batch begins. New partitions begin at their earliest record."""
+    """Return the offsets where a batch begins; new partitions begin at their earliest record."""
     return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
 
 
@@ -353,10 +357,10 @@ def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
 
 
 def _patiently(look: Callable[[], T]) -> T:
-    """Return the result of `look`. Repeat `look` after temporary errors.
+    """Return the result of `look`; call `look` again after a temporary error.
 
-    If a log is deleted during `look`, `look` runs once more at once. The second run finds the
-    deletion when it reads the state of the logs.
+    If a log is deleted while `look` runs, call `look` again without a pause. The second call then
+    handles the deletion, because it reads the state of the logs again.
 
     Raises:
         BookieError: an error of `look` that is not temporary.

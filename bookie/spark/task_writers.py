@@ -1,8 +1,9 @@
-"""Keep the range writers of a worker process open from one micro-batch to the next.
+"""Keeps the range writers of a worker process open between micro-batches.
 
-Without open writers, each task of each batch would create a ledger. A worker runs one task after
-the other. A task takes the writers that it needs, and gives them back. Spark kills a worker that
-was idle for a minute, without a warning. So unused writers are closed earlier.
+Otherwise each task of each micro-batch would create a ledger. A worker process runs one task after
+another. Each task takes the writers that it needs, and gives them back at its end. Spark kills a
+worker process that was idle for a minute, without a warning. So writers that were unused for
+`IDLE_SECONDS_MAX` are closed before that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ After that the ledger stays open, and its cut ranges can still be published.
 
 
 class WriterKey(NamedTuple):
-    """The key of a writer. Tasks with the same key may use the same writer."""
+    """The key of a writer; tasks with the same key may use the same writer."""
 
     metadata_uri: str
     application: str
@@ -42,7 +43,7 @@ class WriterKey(NamedTuple):
 
 
 class ClosesItsLedger(Protocol):
-    """The part of a writer that this module needs."""
+    """The method of a writer that this module calls."""
 
     def close(self, *, timeout: float | None = None) -> None:
         """Close the writer's ledger, and drop the records after the last cut."""
@@ -55,7 +56,7 @@ class _Idle:
 
 
 class TaskWriters:
-    """The open writers of a process, without those that a task uses. The class is thread-safe."""
+    """The open writers of a process that no task uses now; the class is thread-safe."""
 
     def __init__(
         self,
@@ -76,13 +77,13 @@ class TaskWriters:
         self._timer: threading.Thread | None = None
 
     def take(self, key: WriterKey) -> SyncRangeWriter | None:
-        """Hand an open writer to the caller, until `give_back`; None if there is no writer."""
+        """Return an open writer for use until `give_back`; None if no writer has this key."""
         with self._lock:
             found = self._idle.pop(key, None)
         return found.writer if found else None
 
     def give_back(self, key: WriterKey, writer: SyncRangeWriter) -> None:
-        """Keep a writer for a later task. The caller must have cut the writer's range."""
+        """Keep a writer for later tasks; the caller must have called the writer's `cut` before."""
         with self._lock:
             former = self._idle.pop(key, None)
             self._idle[key] = _Idle(writer, self._monotonic())
@@ -115,7 +116,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer; ignore errors. After an error, the ledger stays open until a sweep."""
+    """Close a writer and ignore errors; after an error, the ledger stays open until a sweep."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 
@@ -124,7 +125,7 @@ _writers: list[TaskWriters] = []
 
 
 def task_writers() -> TaskWriters:
-    """Return the idle writers of this process; after a fork the child process has its own."""
+    """Return the idle writers of this process; a forked child begins without writers."""
     if not _writers or _writers[0].pid != os.getpid():
         _writers[:] = [TaskWriters()]
     return _writers[0]

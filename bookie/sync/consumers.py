@@ -36,7 +36,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         by_record: bool,
         timeout: float | None,
     ) -> None:
-        """`timeout` limits each wait for records. `by_record` hands over one record at a time."""
+        """`timeout` limits each wait; `by_record` makes the loop pass one record at a time."""
         super().__init__(home)
         check_timeout(timeout)
         self._resident = Resident(home, manager)

@@ -1,8 +1,8 @@
 """Tables about the cluster: ``option("table", …)``.
 
-The planner lists the metadata store once, and passes the rows to the tasks in a few partitions.
-Only the table ``audit`` asks bookies. A frame shows the cluster as of its first action; load the
-frame again to see changes.
+The process that plans the query lists the metadata store once, and passes the rows to a few tasks.
+Only the table ``audit`` reads from bookies. A frame shows the state of the cluster at the frame's
+first action; load the frame again to see changes.
 
 | module | what it holds |
 |---|---|

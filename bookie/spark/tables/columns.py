@@ -1,7 +1,7 @@
 """The columns of each table, with their types in Spark's spelling.
 
-Spark's own parser of column types needs a JVM, which a planner does not have. So this module parses
-the few types that the tables have.
+Spark's parser of column types needs a JVM, but the Python process that plans a query has none. So
+this module parses the few types that the tables have.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TableOptions:
 
 
 def take_table(options: SparkOptions) -> TableOptions | None:
-    """Take from the options the table to read; None if the options name no table.
+    """Parse the options of a read of a table; None if the options name no table.
 
     Raises:
         BadRequestError: an option is wrong.

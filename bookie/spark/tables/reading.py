@@ -27,14 +27,14 @@ ITEMS_AT_ONCE = 512
 
 @dataclass
 class RowsPartition(InputPartition):
-    """The rows that one task returns, which the planner has listed."""
+    """The rows that one task returns; they were listed when the query was planned."""
 
     rows: list[Row]
 
 
 @dataclass
 class AuditPartition(InputPartition):
-    """The copies that one task of an audit reads and verifies."""
+    """The copies of entries that one task of an audit reads and verifies."""
 
     items: list[AuditItem]
     damaged: list[int]
@@ -42,7 +42,7 @@ class AuditPartition(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Lists the rows in the planner. Its tasks only convert rows to Arrow, or audit copies."""
+    """Lists rows when the query is planned; tasks convert rows to Arrow, or audit copies."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options

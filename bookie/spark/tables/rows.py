@@ -1,4 +1,4 @@
-"""Make rows of the tables from records of the metadata store; a row is a tuple of columns.
+"""Converts records of the metadata store to rows of the tables; a row is a tuple of columns.
 
 Times are in microseconds since 1970, in Arrow's form.
 """
@@ -53,7 +53,7 @@ def unreadable_row(ledger_id: int) -> Row:
 
 
 def log_of(metadata: LedgerMetadata) -> str | None:
-    """Return the name of the log that a ledger was made for; None if there is no log."""
+    """Return the name of the log to which a ledger belongs; None if it belongs to no log."""
     tag = metadata.custom_metadata.get(LOG_TAG)
     if tag is None:
         return None
@@ -65,14 +65,17 @@ def log_of(metadata: LedgerMetadata) -> str | None:
 
 
 def fragment_rows(metadata: LedgerMetadata) -> Iterator[Row]:
-    """Yield the rows of ``fragments``, one per fragment that has entries or is still written."""
+    """Yield a row of the table ``fragments`` for each fragment that has entries or is open."""
     for first, bookies, last in fragment_ends(metadata):
         entries = None if last is None else last - first + 1
         yield (metadata.ledger_id, first, last, entries, list(bookies))
 
 
 def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of ``replicas``, one per fragment and bookie. The bytes are an estimate."""
+    """Yield a row of the table ``replicas`` for each fragment and bookie.
+
+    The number of bytes is an estimate from the mean entry size.
+    """
     quorum = quorum_of(metadata)
     mean = 0.0
     if metadata.is_closed and metadata.last_entry_id >= 0:
@@ -86,7 +89,7 @@ def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterato
 
 
 def stripe_count(stripe: Stripe, first: int, last: int) -> int:
-    """Return how many ids of a stripe lie between `first` and `last`, both included."""
+    """Return the number of ids from `first` to `last`, both included, that belong to a stripe."""
     if last < first:
         return 0
     if stripe.modulus == 0:
@@ -95,7 +98,7 @@ def stripe_count(stripe: Stripe, first: int, last: int) -> int:
 
 
 def _below(stripe: Stripe, end: int) -> int:
-    """Count the stripe's ids from `first_residue` minus `modulus` up to `end`, without `end`."""
+    """Count the stripe's ids from ``first_residue - modulus`` up to, but not including, `end`."""
     whole, rest = divmod(end - stripe.first_residue + stripe.modulus, stripe.modulus)
     return whole * stripe.count + min(rest, stripe.count)
 
@@ -119,7 +122,7 @@ def bookie_row(registration: Registration, state: str) -> Row:
 
 
 def log_row(listed: ListedPartition) -> Row:
-    """Return a partition's row in ``logs``. Its end is unknown while the last ledger is open."""
+    """Return a partition's row of ``logs``; the end is null while the last ledger is open."""
     head, owner = listed.head, listed.head.owner
     end = head.ranges[-1].end_offset if head.ranges else head.start_offset
     return (
@@ -157,7 +160,7 @@ def cursor_row(listed: ListedCursor) -> Row:
 
 
 def history_rows(log: str, ranges: Iterable[tuple[int, LogRange]]) -> Iterator[Row]:
-    """Yield the rows of ``history``: the ranges of each partition, numbered in order."""
+    """Yield a row of the table ``history`` for each range of each partition, numbered in order."""
     numbers: dict[int, int] = {}
     for partition, one in ranges:
         number = numbers.get(partition, 0)
