@@ -1,4 +1,4 @@
-"""Jobs on Spark: each is a function here, and a command ``bookie spark …``.
+"""Jobs on Spark; each job is a function in this package, and a command ``bookie spark …``.
 
 | module | what it does |
 |---|---|

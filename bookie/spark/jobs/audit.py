@@ -1,8 +1,8 @@
-"""Audit: read every copy of every entry from its own bookie, and verify its digest.
+"""Audit: read every copy of every entry from the bookie that has it, and verify its digest.
 
 The verdicts (see `bookie.ledger.copies.replica_audit`) are written as Parquet below the report's
-directory. All counts come from these files. An audit fences no ledger and writes nothing to the
-cluster.
+directory. The counts in a report are computed from these files. An audit fences no ledger and
+writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DAMAGED_ROWS_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class VerdictCount:
-    """The number of copies on one bookie that got one verdict."""
+    """The number of ledgers, copies of entries, and bytes on one bookie with the same verdict."""
 
     bookie: str
     verdict: str
@@ -40,7 +40,7 @@ class VerdictCount:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCopy:
-    """A copy whose verdict is not ``ok``, as a report shows it."""
+    """The copies of a ledger's entries on one bookie with the same verdict, which is not ``ok``."""
 
     ledger_id: int
     bookie: str
@@ -52,7 +52,7 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """The result of an audit."""
+    """The counts of an audit's verdicts, and examples of damage."""
 
     report: str
     ledgers: int
@@ -64,12 +64,12 @@ class AuditSummary:
 
     @property
     def has_damage(self) -> bool:
-        """True if a copy is damaged."""
+        """True if at least one copy is damaged."""
         return any(one.verdict in DAMAGE for one in self.counts)
 
     @property
     def is_complete(self) -> bool:
-        """True if every copy was judged."""
+        """True if no bookie was unreachable, so that every copy was judged."""
         return not any(one.verdict == "unreachable" for one in self.counts)
 
     @property
@@ -79,21 +79,21 @@ class AuditSummary:
 
     @property
     def verified_entries(self) -> int:
-        """Return the number of copies of entries whose digests were right."""
+        """Return the number of copies of entries that have a right digest."""
         return sum(one.entries for one in self.counts if one.verdict == "ok")
 
     @property
     def verified_bytes(self) -> int:
-        """Return the total size, in bytes, of the packets whose digests were right."""
+        """Return the total size, in bytes, of the packets that have a right digest."""
         return sum(one.packet_bytes for one in self.counts)
 
     def entries(self, verdict: str) -> int:
-        """Return the number of copies of entries that have a verdict."""
+        """Return the number of copies of entries that got `verdict`."""
         return sum(one.entries for one in self.counts if one.verdict == verdict)
 
     @property
     def sentence(self) -> str:
-        """Return the result in one sentence."""
+        """Return one sentence about damage, unreachable bookies and right copies."""
         checked = (
             f"{self.verified_entries} copies of entries of {self.ledgers} ledgers are right "
             f"({pictures.size_text(self.verified_bytes)})"
@@ -114,7 +114,7 @@ def audit(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> AuditSummary:
-    """Audit a cluster and write the report, which replaces a former report in the directory.
+    """Audit a cluster and write the report, which replaces an earlier report in the directory.
 
     Args:
         spark: the session.
@@ -124,7 +124,7 @@ def audit(
         bytes_of_a_task: the bytes that one task reads, such as ``256m``.
 
     Raises:
-        BadRequestError: the directory has a report of another cluster, which stays.
+        BadRequestError: the directory has a report of another cluster; nothing was changed.
     """
     claim_report(spark, metadata, report, writes=True)
     verdicts(spark, metadata, ledgers=ledgers, bytes_of_a_task=bytes_of_a_task).write.mode(
@@ -142,7 +142,7 @@ def verdicts(
 ) -> DataFrame:
     """Return the verdicts as a frame.
 
-    Each Spark action on the frame repeats the audit, so write the frame to files before you use it.
+    Every Spark action on the frame repeats the audit, so first write the frame to files.
     """
     reader = spark.read.format("bookkeeper").option("metadata", metadata).option("table", "audit")
     if ledgers is not None:
@@ -153,7 +153,7 @@ def verdicts(
 
 
 def summarize(spark: SparkSession, report: str) -> AuditSummary:
-    """Count the verdicts that an audit has written."""
+    """Count the verdicts in the files that an audit has written to the directory `report`."""
     found = spark.read.parquet(f"{report}/{VERDICTS}")
     damage = F.col("verdict").isin(*DAMAGE)
     ((ledgers, damaged),) = collected(
@@ -186,7 +186,7 @@ def _ranges_text(ranges: Sequence[tuple[int, int]], shown: int = 6) -> str:
 
 
 def audit_picture(summary: AuditSummary) -> str:
-    """Draw the number of copies of entries by bookie and verdict, as SVG."""
+    """Return an SVG picture of the numbers of right, damaged and unknown copies on each bookie."""
     drawn = []
     for bookie in sorted({one.bookie for one in summary.counts if one.bookie}):
         of_bookie = [one for one in summary.counts if one.bookie == bookie]
@@ -225,9 +225,9 @@ def audit_page(summary: AuditSummary) -> str:
 
 
 def write_page(page: str, report: str, name: str, path: str | None) -> str | None:
-    """Write a page to `path`, or into its report's directory; return the path.
+    """Write a page to `path`, or to the file `name` in the directory `report`; return its path.
 
-    If the report is not in a local directory and `path` is None, write nothing and return None.
+    If `path` is None and `report` is a URI, write nothing and return None.
     """
     if path is None and "://" in report:
         return None

@@ -1,10 +1,9 @@
-"""Compact: join many small ledgers of a log into few. No record and no offset changes.
+"""Compact: join many small ledgers of a log into a few; records and offsets stay the same.
 
 The driver chooses groups of consecutive small ranges. Each task copies one group into a new ledger.
 Then the driver publishes all copies of a partition in one step and deletes the old ledgers. The
-driver works on a few partitions at a time. So the old ledgers of these partitions are deleted
-before other partitions are copied. After an interruption, run the job again; see
-`bookie.log.compact.compaction`.
+driver finishes a few partitions, with their deletions, before it begins with others. After an
+interruption, run the job again; see `bookie.log.compact.compaction`.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ _Work = tuple[LogPartition, Sequence[CompactionGroup]]
 
 
 def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
-    """Yield rounds of whole partitions. Each round but the last has `groups_min` groups or more."""
+    """Divide the partitions into rounds; all but the last have at least `groups_min` groups."""
     some: list[_Work] = []
     for one in work:
         some.append(one)
@@ -104,7 +103,7 @@ def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
 def _copy(
     spark: SparkSession, connection: SparkConnection, log: str, groups: Sequence[CompactionGroup]
 ) -> list[CopiedGroup]:
-    """Copy each group in a task of its own, and return one result for each group."""
+    """Copy each group in a separate task, and return one result for each group."""
     rows = [
         (at, one.partition.number, one.log_id, encode_log_chunk(LogChunk(0, one.ranges)))
         for at, one in enumerate(groups)

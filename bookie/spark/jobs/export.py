@@ -1,14 +1,14 @@
-"""Export the records of a log as Parquet, each record once; a run exports only new records.
+"""Export the records of a log as Parquet; each run exports only new records.
 
-A checkpoint keeps the progress of the export. Each run reads, in batches, the records that were
-appended since the last run, and ends. A batch is written below ``data/batch=N``. A repeated batch
-replaces its own directory, so an interrupted run neither repeats nor omits a record. Each record is
-exported exactly once only if all runs use the same log, checkpoint and target: see
+A checkpoint keeps the progress of the export. Each run exports the records that were appended since
+the last run, in batches, and then ends. The batch N is written below ``data/batch=N``. A repeated
+batch replaces this directory, so every record is exported exactly once, even after an interrupted
+run. For this, all runs must use the same log, checkpoint and target: see
 `bookie.spark.jobs.export_target`.
 
-Values become columns in one of three ways. Rows whose value does not fit the schema go to
-``quarantine``, with all columns of the log and the original bytes. The column ``reason`` gives the
-reason for each row.
+The format of the values decides the columns of the export. Rows whose value does not fit the schema
+are written below ``quarantine``, with all columns of the log and the original bytes of the value.
+Their additional column ``reason`` says why the value does not fit.
 
 ====== ====================================================================================
 format columns
@@ -85,9 +85,9 @@ def export_log(
     password_file: str | None = None,
     takes_over: bool = False,
 ) -> int:
-    """Export the new records of a log; return the number of rows that were read.
+    """Export the new records of a log; return how many rows the batches that Spark remembers read.
 
-    The first run binds the target, the checkpoint and the log to each other.
+    After the first run, the target, the checkpoint and the log can only be used together.
 
     Args:
         spark: the session.
@@ -96,7 +96,7 @@ def export_log(
         plan: the columns, format and target.
         checkpoint: a directory that belongs to this export alone.
         password_file: a file on every machine that holds the password of the log's ledgers.
-        takes_over: bind a target without a mark to a checkpoint that was used before.
+        takes_over: use a target without a mark together with a checkpoint that was used before.
 
     Raises:
         BadRequestError: the target or the checkpoint belongs to another export; nothing was
@@ -124,7 +124,7 @@ def export_log(
 
 
 def quarantined_rows(spark: SparkSession, target: str) -> int:
-    """Return the number of rows that exports into a directory have put into quarantine so far."""
+    """Return the number of rows in the quarantine of the exports into `target`."""
     try:
         return spark.read.parquet(quarantine_of(target)).count()
     except AnalysisException:
@@ -137,7 +137,7 @@ def quarantine_of(target: str) -> str:
 
 
 def parse_schema(text: str) -> StructType:
-    """Parse a schema from text such as ``id BIGINT, name STRING``; this needs a Spark session.
+    """Parse a schema such as ``id BIGINT, name STRING``; a Spark session must exist.
 
     Raises:
         BadRequestError: Spark cannot parse the text.
@@ -152,7 +152,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
-    """Write one batch. A repeated batch replaces the files of the earlier attempt."""
+    """Write one batch; replace the files of an earlier attempt of the same batch."""
     if plan.value_format == "bytes":
         _write(frame, f"{plan.target}/data/batch={batch}", plan.partition_by)
         return

@@ -1,12 +1,12 @@
-"""The directory of an export, which belongs to one log and to one checkpoint.
+"""Checks that the target directory of an export belongs to the export's log and checkpoint.
 
-A batch replaces the directory with its number. So an export of another log, or with another
-checkpoint, would replace batches of the first export. With an old checkpoint, an export to another
-directory would omit the records that were read before. Marks in a directory and in a checkpoint
-show if the two belong together.
+A batch replaces the directory ``batch=N`` with its own number. So if a second export used the same
+target with another log or checkpoint, it would replace batches of the first export. If an export
+used its old checkpoint with another target, the new target would lack the records that were
+exported before. Marks in the target and in the checkpoint show if the two belong together.
 
-Older versions wrote no marks. A directory and a checkpoint without marks belong together if each
-batch in the directory holds only records that the checkpoint names for this batch.
+Older versions wrote no marks. A target and a checkpoint without marks belong together if each batch
+in the target has only records whose offsets the checkpoint names for this batch.
 
 ================ ====================== ===========================================================
 mark of target   mark of checkpoint     what happens
@@ -57,16 +57,17 @@ class WrittenOffsets:
 def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
     """Mark the target and the checkpoint of an export, or check that they have the export's marks.
 
-    The checkpoint is marked first. So if a target has a mark, its checkpoint got a mark earlier.
+    The checkpoint is marked before the target, so the checkpoint of a marked target always has a
+    mark.
 
     Args:
         spark: the session.
-        mark: the mark of the export; its id is used only if there is no mark yet.
-        takes_over: bind a target without a mark to a checkpoint that was used before.
+        mark: the mark of the export; its id is used only if neither directory has a mark yet.
+        takes_over: use a target without a mark together with a checkpoint that was used before.
 
     Raises:
-        BadRequestError: the two belong to another export, or nothing proves that they belong
-            together.
+        BadRequestError: the target or the checkpoint belongs to another export, or nothing proves
+            that the two belong together.
     """
     files = small_files(spark)
     target, checkpoint = read_mark(files, mark.target), read_mark(files, mark.checkpoint)
@@ -89,7 +90,7 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 
 
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
-    """True if each batch of a target holds only records that the checkpoint names for this batch.
+    """True if each batch of a target has only records that the checkpoint names for the batch.
 
     Spark removes the offsets of old batches from a checkpoint, so these batches are not checked.
     The result is False if no batch can be checked.
@@ -144,7 +145,7 @@ def _check_log(mark: JobMark, found: JobMark, where: str) -> None:
 
 
 def _check_new(files: SmallFiles, mark: JobMark) -> None:
-    """Refuse a target that holds records if its checkpoint was never started."""
+    """Refuse a target that has records, because the checkpoint is new."""
     if any(files.has_any(f"{mark.target}/{one}", ENDING) for one in DIRECTORIES):
         raise BadRequestError(
             f"{mark.target} holds records, and the checkpoint {mark.checkpoint} is new; use the "
@@ -155,7 +156,10 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse an unmarked target that the runs of its used checkpoint did not write."""
+    """Refuse an unmarked target, unless the runs of the used checkpoint wrote it.
+
+    If the checkpoint has a mark, every unmarked target is refused.
+    """
     if checkpoint is not None:
         raise BadRequestError(
             f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
@@ -177,7 +181,7 @@ def _check_used(
 
 
 def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
-    """Return the first and the last offset of each partition in each batch of a target."""
+    """Return the first and the last offset of each partition in each batch of a target's files."""
     found: list[WrittenOffsets] = []
     for directory in DIRECTORIES:
         frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)
@@ -201,7 +205,7 @@ def _number(text: int | str) -> int:
 
 
 def _origin(frame: DataFrame, name: str) -> Column:
-    """Return a row's log, partition, offset or batch: from a column, or from its file's path."""
+    """Return a row's log, partition, offset or batch, from a column or from the file's path."""
     for one in (f"_{name}", name):
         if one in frame.columns:
             return frame[one]

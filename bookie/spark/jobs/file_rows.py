@@ -1,4 +1,4 @@
-"""The rows of files, each file read by its own header or schema, with reasons for refused rows.
+"""Reads the rows of files, each file by its own header or schema, and gives reasons for bad rows.
 
 ========== ======================================================================================
 format     value
@@ -10,7 +10,8 @@ csv        a JSON object: the header's names, in their order
 parquet    a JSON object: the file's columns, in their order
 ========== ======================================================================================
 
-Directories ``name=value`` below the root become columns, too, except with text and binary files.
+If a file's path has a directory ``name=value`` below the root, ``name`` becomes a column of its
+rows, except for text and binary files.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MANY_DIGITS = r"[0-9][0-9.]{38,}|[0-9][0-9.]{15,}[eE]"
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The settings that all reads of a batch share."""
+    """The settings that are the same for all files of a batch."""
 
     spark: SparkSession
     plan: IngestPlan
@@ -71,7 +72,10 @@ class _Source:
         return reader.option("basePath", root) if self.partitions else reader
 
     def schema(self, fields: Iterable[StructField]) -> StructType:
-        """Return the files' fields, and the paths' columns as text, because Spark guesses types."""
+        """Return `fields` plus the columns in the paths.
+
+        The columns in the paths are text, because Spark would guess their types.
+        """
         return StructType([*fields, *(StructField(one, StringType()) for one in self.partitions)])
 
     def judged(
@@ -82,9 +86,9 @@ class _Source:
         verdicts: Mapping[str, Column],
         key: Column | None = None,
     ) -> DataFrame:
-        """Return rows as `moving.judged` does.
+        """Return the rows in the form of `moving.judged`.
 
-        A bad row goes to quarantine with its content `raw`.
+        For bad rows, the quarantine gets the content `raw`.
         """
         row = {"value": value.cast("binary")}
         if key is not None:
@@ -98,7 +102,7 @@ class _Source:
 def rows_of_files(
     spark: SparkSession, paths: Sequence[str], plan: IngestPlan, size_bytes_max: int
 ) -> DataFrame | None:
-    """Return the rows of these files, as `bookie.spark.jobs.moving.judged` returns them.
+    """Return the rows of the files in the form of `bookie.spark.jobs.moving.judged`.
 
     The result is None if there are no files or rows.
     """
@@ -121,7 +125,7 @@ def rows_of_files(
 
 
 def root_of(files: str) -> str:
-    """Return the directory below which all files of a pattern are."""
+    """Return the deepest directory of a path pattern that comes before its first wildcard."""
     if not (glob := re.search(r"[*?\[{\\]", files)):
         return files
     return files[: glob.start()].rpartition("/")[0] or "/"
@@ -130,7 +134,7 @@ def root_of(files: str) -> str:
 def _partition_columns(
     spark: SparkSession, paths: Sequence[str], plan: IngestPlan
 ) -> tuple[str, ...]:
-    """Return the columns in the paths, such as ``day`` in ``root/day=1/file``."""
+    """Return the names of columns in the files' paths, such as ``day`` in ``root/day=1/file``."""
     is_flat = plan.finding().get("recursiveFileLookup", "false").lower() == "true"
     if is_flat or not any("=" in path for path in paths):
         return ()
@@ -170,7 +174,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """Return the files grouped by header. Files without a line have no rows, and are left out."""
+    """Return the files grouped by header; omit files without a line, because they have no rows."""
     found: dict[tuple[str, ...], list[str]] = {}
     options = {**source.plan.reading(), "header": "false"}
     for some in _alike(source, paths):
@@ -183,7 +187,7 @@ def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...],
 
 
 def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
-    """Group files with the same first line, so that only one header of each group is parsed."""
+    """Group files with the same first line, so that one file of each group needs to be parsed."""
     plan = source.plan
     options = plan.reading()
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():
@@ -241,7 +245,7 @@ def _csv_reader(source: _Source) -> DataFrameReader:
 
 
 def _refused_csv(source: _Source, paths: Sequence[str], problem: str) -> DataFrame:
-    """Return the rows of files with a wrong header, each with its text as in the file."""
+    """Return the rows of files with a wrong header as bad rows, each with its text in the file."""
     # A row of several columns does not fit into one column, so Spark reports its text as corrupt.
     fields = [StructField("__bookie_only", StringType()), StructField(CORRUPT, StringType())]
     frame = _csv_reader(source).schema(source.schema(fields)).csv(list(paths))
@@ -370,7 +374,7 @@ def _json_rows(source: _Source, paths: Sequence[str]) -> DataFrame:
 
 
 def _elements(frame: DataFrame) -> DataFrame:
-    """Return a row for each object of files that hold an array of objects, or one object."""
+    """Return a row for each object in the files; a file has one object or an array of objects."""
     document = F.expr("try_parse_json(value)")
     is_array = F.expr("schema_of_variant(__bookie_document) LIKE 'ARRAY%'")
     parts = F.when(is_array, F.expr("try_variant_get(__bookie_document, '$', 'array<variant>')"))
@@ -383,7 +387,7 @@ def _elements(frame: DataFrame) -> DataFrame:
 
 
 def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
-    """Return the text of the object with the columns of its path inserted before its own fields."""
+    """Return the JSON text of an object, with the columns in its path before its own fields."""
     added = _object({name: quoted(name) for name in partitions})
     comma = F.when(F.size(keys) > 0, F.lit(",")).otherwise(F.lit(""))
     rest = F.substr(F.ltrim("value"), F.lit(2))
@@ -391,7 +395,10 @@ def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
 
 
 def _json_key(name: str, partitions: Sequence[str]) -> tuple[Column, Column]:
-    """Return the record key in the field `name`, and the reason if its text is inexact, or null."""
+    """Return the value of the field `name` as a record key, and a reason if digits may be lost.
+
+    The reason is null if the text is exact.
+    """
     if name in partitions:
         return quoted(name), F.lit(None).cast("string")
     quote = '"' if "'" in name else "'"

@@ -1,6 +1,6 @@
-"""Ingest files into a transactional log, each row once.
+"""Ingest files into a transactional log; each row is published once.
 
-Spark's stream of files only finds the files, and its checkpoint records which files were taken.
+Spark's stream of files only finds new files, and its checkpoint records the found files.
 Each batch reads its files itself (`bookie.spark.jobs.file_rows`), each file by its own header or
 schema.
 """
@@ -29,8 +29,8 @@ FOUND = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> Moved:
     """Write the new files of a directory to a log.
 
-    Lines of text, whole binary files and lines of JSON become values unchanged. A row of CSV or
-    Parquet becomes a JSON object.
+    A line of text, a binary file or a line of JSON becomes a record's value without a change. A row
+    of CSV or Parquet becomes a JSON object.
 
     Raises:
         BadRequestError: an argument is wrong, or the checkpoint belongs to another job or log;
@@ -50,8 +50,8 @@ def ingest_batch(found: DataFrame, batch: int, plan: IngestPlan, target: MoveTar
     """Ingest the files of a batch, whose paths are in the column ``path``.
 
     Raises:
-        BadRequestError: a file has wrong columns, or a row is too large, and the plan lets this
-            fail the run.
+        BadRequestError: a file has wrong columns or a row is too large, and the settings do not put
+            such rows into quarantine.
     """
     paths = [row["path"] for row in found.select("path").collect()]
     assert target.log is not None, "all rows go to one log"

@@ -1,4 +1,4 @@
-"""The files that an ingest reads, and the options for them."""
+"""The settings of an ingest: its files, their format, and options."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _READING: dict[str, list[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """The files of an ingest, and the options for them."""
+    """The settings of an ingest: its files, their format, and options."""
 
     files: str
     """A directory or pattern of any file system that Spark knows."""
@@ -109,16 +109,16 @@ class IngestPlan:
 
     @property
     def has_header(self) -> bool:
-        """True if the first row of a file names its columns."""
+        """True if the first row of a CSV file has the names of the columns."""
         return self.reading().get("header", "true").lower() == "true"
 
     @property
     def is_multiline(self) -> bool:
-        """True if a row of a file may have several lines."""
+        """True if one row may span several lines of a file."""
         return self.reading().get("multiLine", "false").lower() == "true"
 
     def finding(self) -> dict[str, str]:
-        """Return the options for the stream that finds files."""
+        """Return the options for Spark's stream that finds new files."""
         given = self._given(_FINDING)
         # By default Spark silently takes no file that is a week older than the newest file.
         found = {"maxFileAge": "36500d"}
@@ -127,11 +127,11 @@ class IngestPlan:
         return found | given
 
     def reading(self) -> dict[str, str]:
-        """Return the options for reading the files of a batch."""
+        """Return the user's options for reading the files of a batch."""
         return self._given(_READING[self.file_format])
 
     def _given(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the given options with these names, spelled as Spark spells them."""
+        """Return the user's options whose names are in `names`, with the spelling in `names`."""
         known = {name.lower(): name for name in names}
         return {
             known[name.lower()]: value

@@ -1,9 +1,9 @@
-"""Mark the job that a directory belongs to, by a small file in a job's target and checkpoint.
+"""Marks: small files in the target and the checkpoint of a job, which name the job.
 
-Spark binds neither a target nor a checkpoint to a job. A job with another job's target directory
-would replace the other job's batches. A job with another job's checkpoint would omit the rows that
-the other job has read. So a job marks its directories before it writes a row, and refuses
-directories with another job's mark.
+Spark does not check that a target or a checkpoint belongs to a job. If a job used another job's
+target directory, it would replace the other job's batches. If a job used another job's checkpoint,
+it would omit the rows that the other job has read. So a job marks its directories before it writes
+a row, and refuses directories with another job's mark.
 
 A mark is one line of JSON in a file below ``_bookie``. Spark's readers ignore names that begin with
 an underscore.
@@ -45,7 +45,7 @@ class JobMark:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a query, according to Spark's files in a checkpoint."""
+    """The progress of a query, as Spark's files in the checkpoint describe it."""
 
     query_id: str | None
     """The id of the query; None before its first start."""
@@ -56,7 +56,7 @@ class Progress:
 
 
 def new_mark(job: str, target: str, checkpoint: str, logs: Mapping[str, str]) -> JobMark:
-    """Return a mark with a new random id, for a job that may be new."""
+    """Return a mark with a new random id; if the job already has a mark, its id is used instead."""
     return JobMark(job, str(uuid.uuid4()), target, checkpoint, logs)
 
 
@@ -79,10 +79,10 @@ def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
 
 
 def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bool = False) -> None:
-    """Mark a directory; make the directory if it does not exist.
+    """Write a mark into a directory; create the directory if it does not exist.
 
     Raises:
-        BadRequestError: another job has marked the directory at the same time.
+        BadRequestError: another job wrote its mark into the directory at the same time.
     """
     try:
         files.write(f"{directory}/{MARK}", json.dumps(asdict(mark)), replaces=replaces)
@@ -94,7 +94,7 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
 
 
 def read_progress(files: SmallFiles, checkpoint: str) -> Progress:
-    """Return the progress of the query of a checkpoint, from the checkpoint's files."""
+    """Return the progress of a checkpoint's query, from the files that Spark wrote there."""
     ids = [json.loads(text)["id"] for text in files.texts(f"{checkpoint}/metadata").values()]
     if not ids:
         return Progress(None, {}, -1)
@@ -113,15 +113,16 @@ def claim_checkpoint(
     """Mark a checkpoint for a job that writes to logs, or check that it has the job's mark.
 
     Args:
-        files: the small files of the session.
+        files: reads and writes small files.
         mark: the mark of the job; its id is used only if the checkpoint has no mark.
-        is_proven: True if a checkpoint without a mark is known to be this job's. Older versions
+        is_proven: True if the checkpoint belongs to this job even if it has no mark. Older versions
             wrote no marks.
-        takes_over: give the checkpoint to this job, even for a log that was deleted and created
-            again.
+        takes_over: also accept a checkpoint without mark and proof, or of a log that was deleted
+            and created again.
 
     Raises:
-        BadRequestError: the checkpoint belongs to another job, or to a log that was deleted.
+        BadRequestError: the checkpoint belongs to another job or to a deleted log, or there is no
+            proof that it belongs to this job.
     """
     found = read_mark(files, mark.checkpoint)
     if found is None:
@@ -153,7 +154,7 @@ def claim_checkpoint(
 def claim_report(spark: SparkSession, metadata: str, report: str, *, writes: bool) -> None:
     """Check that a report belongs to this cluster; mark a new report if `writes` is set.
 
-    Reports of older versions have no marks, and are accepted.
+    A report without a mark is accepted, because older versions wrote no marks.
 
     Raises:
         BadRequestError: the report belongs to another cluster.
@@ -186,9 +187,9 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the offset in a file of a checkpoint; None unless the file has exactly one offset.
+    """Return the offset in a file of Spark's offsets; None unless it has exactly one offset.
 
-    Spark writes three lines: a version, the batch, and the offset as JSON.
+    A file for one source has three lines: a version, data about the batch, and the offset as JSON.
     """
     lines = text.splitlines()
     try:

@@ -1,6 +1,6 @@
-"""Migrate topics of Kafka into transactional logs, each record once.
+"""Migrate topics of Kafka into transactional logs; each record is published once.
 
-Keys, values, headers and timestamps are kept. A log lacks three things that Kafka has:
+Keys, values, headers and timestamps are kept. Three things in Kafka have no equivalent in a log:
 
 =================== ===========================================================================
 in Kafka            in the log
@@ -86,10 +86,10 @@ class MigratePlan:
 
 
 def migrate_from_kafka(spark: SparkSession, plan: MigratePlan, target: MoveTarget) -> Moved:
-    """Write the new records of Kafka's topics to logs. Offsets in a new log begin at 0.
+    """Write the new records of Kafka's topics to logs; offsets in a new log begin at 0.
 
-    `spark` is a session with Kafka's package. If `target.log` is None, each topic has a log of the
-    topic's name.
+    `spark` is a session with Spark's package for Kafka. If `target.log` is None, each topic goes to
+    the log with the topic's name.
 
     Raises:
         ConfigurationError: Spark has no source for Kafka; the message names the package.
@@ -128,10 +128,11 @@ def _package(spark: SparkSession) -> str:
 
 
 def migrate_batch(records: DataFrame, batch: int, plan: MigratePlan, target: MoveTarget) -> None:
-    """Migrate a batch of records with the columns of Spark's source for Kafka.
+    """Write a batch of records, which have the columns of Spark's source for Kafka.
 
     Raises:
-        BadRequestError: a record cannot be written, and the plan lets this fail the run.
+        BadRequestError: a record cannot be written, and the settings neither skip it nor put it
+            into quarantine.
     """
     move_batch(records_of(records, plan, target), batch, target, _fatal(plan, target))
 
@@ -154,7 +155,7 @@ def _fatal(plan: MigratePlan, target: MoveTarget) -> dict[str, str]:
 
 
 def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> DataFrame:
-    """Return the records as `bookie.spark.jobs.moving.judged` returns them."""
+    """Return the records in the form of `bookie.spark.jobs.moving.judged`."""
     topics = [one.strip() for one in plan.topics.split(",")]
     to = {topic: target.log or topic for topic in topics}
     bounds = bounds_of(target, sorted(set(to.values())))
@@ -192,7 +193,7 @@ def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> Dat
 
 
 def _by_topic(values: Mapping[str, int | None]) -> Column:
-    """Return a column with the value that `values` has for the topic of each row."""
+    """Return a column that has, for each row, the item of `values` for the row's topic."""
     if len(set(values.values())) == 1:
         return F.lit(next(iter(values.values()))).cast("bigint")
     found = [F.when(F.col("topic") == topic, F.lit(one)) for topic, one in values.items()]
@@ -200,7 +201,7 @@ def _by_topic(values: Mapping[str, int | None]) -> Column:
 
 
 def _ahead_verdict(latest_ms: Column) -> Column:
-    """Return the reason why a record's time is refused, or null.
+    """Return the reason why a record's time is refused; null if the time is allowed.
 
     If `latest_ms` is null, every time is allowed.
     """
@@ -214,9 +215,10 @@ def _ahead_verdict(latest_ms: Column) -> Column:
 
 
 def distinct_headers(headers: Column) -> Column:
-    """Return headers with distinct names and no nulls.
+    """Return the headers with nulls replaced by empty values, and with numbers in repeated names.
 
-    A repeated name becomes ``NAME#2``, and so on.
+    A second header ``NAME`` becomes ``NAME#2``, and so on. If a header is already called
+    ``NAME#2``, two names are still equal.
     """
 
     def renamed(header: Column, at: Column) -> Column:

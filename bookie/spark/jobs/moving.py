@@ -1,13 +1,14 @@
-"""Move rows into logs: publish each row once, or put it into quarantine with a reason.
+"""The common part of ingest and migrate: publish each row once, or put it into quarantine.
 
-A job judges the rows of a batch: `judged` marks each row as good or bad. `run_moves` runs all
-batches that a stream has now. Each batch does these steps in order:
+`run_moves` runs all batches that a stream has now. For each batch, the job's function uses `judged`
+to mark each row as good or bad, with a reason. Then `move_batch` does these steps in order:
 
-1. It counts the rows of each kind. A row of a fatal kind fails the run before anything is written.
-2. It writes the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
-3. It publishes the good rows under the query's id and the batch's number. The log drops a second
+1. Count the rows of each kind. If there is a row of a fatal kind, fail the run before anything is
+    written.
+2. Write the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
+3. Publish the good rows under the query's id and the batch's number. The log drops a second
    publication with the same id and number.
-4. It writes the numbers of good, bad and skipped rows to a small file in the directory
+4. Write the numbers of good, bad and skipped rows to a small file in the directory
    ``CHECKPOINT/moved/batch=N``. With Spark's own reader and writer of JSON, each run would need
    three more Spark jobs.
 """
@@ -74,7 +75,7 @@ class MoveTarget:
 
     @property
     def aside(self) -> str:
-        """Return the directory for bad rows."""
+        """Return the quarantine directory."""
         return self.quarantine or f"{self.checkpoint.rstrip('/')}/quarantine"
 
     def validate(self) -> None:
@@ -94,7 +95,7 @@ class MoveTarget:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The outcome of a run, counted over the batches that Spark remembers."""
+    """The outcome of a run; the numbers are those of the batches that Spark remembers."""
 
     rows: int
     """The number of rows that were published."""
@@ -107,7 +108,7 @@ class Moved:
 
 
 def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of `choices`.
+    """Check that the value `given` of an option is one of `choices`.
 
     Raises:
         BadRequestError: `given` is none of the choices.
@@ -117,7 +118,7 @@ def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
 
 
 def quoted(name: str) -> Column:
-    """Return a column by its exact name, which may contain dots."""
+    """Return the column with exactly this name, which may contain dots."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
@@ -133,15 +134,15 @@ def judged(
     place: Column,
     verdicts: Mapping[str, Column],
 ) -> DataFrame:
-    """Return the rows, each with a verdict: good, or bad with a reason.
+    """Return the rows with a verdict for each row: good, or bad with a kind and a reason.
 
     Args:
         frame: the rows.
         row: the columns of the sink, for good rows.
         aside: the columns of the quarantine, for bad rows.
         place: the text that names a row in error messages.
-        verdicts: for each kind of bad rows, the reason why a row is bad, or null. The first reason
-            counts.
+        verdicts: for each kind of bad rows, the reason why a row is of this kind, or null. The
+            first reason that is not null counts.
     """
     kinds = [F.when(reason.isNotNull(), F.lit(kind)) for kind, reason in verdicts.items()]
     kind, reason = f"{OURS}kind", f"{OURS}reason"
@@ -159,13 +160,12 @@ def judged(
 
 
 def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
-    """Return the reason why a row is larger than a record may be; null if the row is small enough.
+    """Return a reason if a row is larger than a record may be; null if it is small enough.
 
     Args:
         row: the columns of the sink.
-        size_bytes_max: the most bytes of a record.
-        may_be_late: True if rows have times of their own, so that a record may take `LATE_BYTES`
-            more.
+        size_bytes_max: the largest size of a record.
+        may_be_late: True if the rows have timestamps, so that a record may need `LATE_BYTES` more.
     """
     fixed = PLAIN_HEADER_BYTES + (LATE_BYTES if may_be_late else 0)
     size = F.lit(fixed) + F.coalesce(F.length(row["value"]), F.lit(0))
@@ -190,15 +190,16 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
 
 
 def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: MoveTarget) -> None:
-    """Mark the checkpoint for a job that writes to these logs, or check that it has the job's mark.
+    """Mark the checkpoint of a job that writes to these logs, or check the mark that it has.
 
-    A checkpoint belongs to the logs that it has written to. For another log, or a log that was
-    created again, the checkpoint would omit rows (`bookie.spark.jobs.marks`). Older versions wrote
-    no mark. A checkpoint without a mark counts as this job's if its query has finished no batch, or
-    has published to one of the logs. Missing logs are created if `target.create` is set.
+    A checkpoint belongs to the logs to which its job has written. If it were used for other logs,
+    or for a log that was created again, rows would be missing there (`bookie.spark.jobs.marks`).
+    Older versions wrote no mark. A checkpoint without a mark is accepted if its query has finished
+    no batch, or has published to one of the logs. Missing logs are created if `target.create` is
+    set.
 
     Raises:
-        NoSuchLogError, BadRequestError: a log is missing, or no job can write to it.
+        NoSuchLogError, BadRequestError: a log is missing, or is not a log to which jobs can write.
         BadRequestError: the checkpoint belongs to another job or log.
     """
     client = SparkConnection(target.metadata).client()
@@ -219,9 +220,9 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
-    """Return the limits that each of these logs sets for its records.
+    """Return the limits on the records of each of these logs.
 
-    Call this in a process of the driver.
+    Call this in the driver, not in a task.
     """
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}
@@ -232,7 +233,7 @@ def run_moves(
 ) -> Moved:
     """Run all batches that a stream has now.
 
-    `move` is called with the rows and the number of each batch.
+    For each batch, the function calls `move` with the batch's rows and number.
     """
     query = (
         frame.writeStream.foreachBatch(move)
@@ -264,7 +265,7 @@ def move_batch(rows: DataFrame, batch: int, target: MoveTarget, fatal: Mapping[s
         rows: the result of `judged`.
         batch: the number of the batch.
         target: the logs and the quarantine.
-        fatal: the kinds that fail the run, each with advice for a user.
+        fatal: the kinds of rows that fail the run, each with advice for the user.
 
     Raises:
         BadRequestError: there is a row of a fatal kind; nothing was written.
@@ -297,7 +298,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Write the counts of a batch to a file, which the process that started the query reads."""
+    """Write the counts of a batch to a file, from which `run_moves` reads them."""
     counts = dict(zip(_COUNTS, (rows, quarantined, skipped), strict=True))
     small_files(spark).write(_note(target, batch), json.dumps(counts), replaces=True)
 
@@ -314,7 +315,7 @@ def _set_aside(rows: DataFrame, count: int, path: str) -> None:
 
 
 def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
-    """Publish rows under the query's id. The log drops a batch that was published before."""
+    """Publish rows under the query's id; the log drops a batch that was published before."""
     options = {
         "metadata": target.metadata,
         "txnAppId": query_id(rows.sparkSession, target.checkpoint),
@@ -329,11 +330,11 @@ def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id that Spark gave to a checkpoint's query, under which batches are published."""
+    """Return Spark's id of the query of a checkpoint; batches are published under this id."""
     [text] = small_files(spark).texts(f"{checkpoint.rstrip('/')}/metadata").values()
     return str(json.loads(text)["id"])
 
 
 def union(frames: list[DataFrame]) -> DataFrame:
-    """Return all rows of several frames with equal columns."""
+    """Return the rows of all frames, which must have equal columns."""
     return reduce(DataFrame.union, frames)

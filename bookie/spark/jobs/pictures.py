@@ -1,4 +1,4 @@
-"""Make one-page reports: HTML with pictures drawn as SVG, without any library."""
+"""Makes reports of one HTML page with SVG pictures, without any library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLE = (
 
 
 def bars(rows: Sequence[Bar]) -> str:
-    """Draw bars below each other, as SVG. The longest bar fills the width."""
+    """Return an SVG picture with one bar below the other; the longest bar fills the width."""
     longest = max((sum(size for size, _ in parts) for _, parts, _ in rows), default=0) or 1
     height = (BAR_HEIGHT + 6) * len(rows) + 6
     width = LABEL_WIDTH + BARS_WIDTH + 160
@@ -65,7 +65,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole HTML page."""
+    """Return an HTML page with the title and all parts."""
     return (
         "<!DOCTYPE html><html><head><meta charset='utf-8'>"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
@@ -84,7 +84,7 @@ def heading(text: str) -> str:
 
 
 def size_text(count: float) -> str:
-    """Return a size as text for people, such as ``1.5 GiB``."""
+    """Return a number of bytes as text for people, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

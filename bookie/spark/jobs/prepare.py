@@ -1,7 +1,7 @@
 """``bookie spark prepare``: run sample jobs, and archive the Java classes that they load.
 
-The jobs are an ingest, an export and the statistics, on five lines of text. They load the classes
-that most jobs need. The caller provides a cluster that only these jobs use.
+The sample jobs are an ingest, an export and the statistics of five lines of text. These jobs load
+the classes that most jobs need. The caller must provide a cluster that nothing else uses.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOG = "prepare"
 
 
 def prepare(metadata: str, scratch: Path) -> Path:
-    """Make the archive of this installation of Spark, or replace it; return its path.
+    """Write the class archive of this installation of Spark, or replace it; return its path.
 
-    Other jobs that run at the same time continue with the old archive.
+    Jobs that run at the same time continue to use the old archive.
 
     Args:
         metadata: the URI of an empty cluster.
@@ -91,9 +91,9 @@ def _run_jobs(spark: SparkSession, metadata: str, scratch: Path) -> None:
 
 @contextmanager
 def _until_java_ended() -> Iterator[None]:
-    """At the end of the block, end this process's Java, and wait until it has written the archive.
+    """At the end of the block, end the Java process of Spark, and wait until it has ended.
 
-    Java ends when its standard input is closed, and writes the archive before it ends.
+    Java ends when its standard input is closed. Before it ends, it writes the archive.
     """
     yield
     gateway = SparkContext._gateway

@@ -1,4 +1,4 @@
-"""Reasons why a text does not fit a schema, one sentence for each row in the quarantine."""
+"""Finds the reason, as a sentence, why a text does not fit a schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
 
 
 def ddl(fields: Sequence[StructField]) -> str:
-    """Return the columns in the text form that Spark parses."""
+    """Return the text form of a schema, which Spark can parse."""
     return ", ".join(
         f"`{one.name.replace('`', '``')}` {one.dataType.simpleString()}" for one in fields
     )
@@ -27,7 +27,7 @@ def ddl(fields: Sequence[StructField]) -> str:
 def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str, str]) -> Column:
     """Parse a CSV text into text columns.
 
-    Parsing is costly, so store the result in a column of the frame.
+    Parsing is slow, so store the result in a column of the frame.
     """
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     texts = [StructField(one.name, StringType()) for one in fields]
@@ -41,10 +41,11 @@ def csv_misfit(
     """Return the reason why a CSV text does not fit the schema; null if the text is null.
 
     Args:
-        text: the text of a row that does not fit, else null.
+        text: the text of a row that does not fit; null for other rows.
         texts: the result of `csv_texts` for this text.
         fields: the columns that the row should have.
-        value: the value that Spark has found for a column; null if it found none.
+        value: returns the value that Spark has parsed for the column with a given name; null if it
+            parsed none.
     """
     count = F.lit(f"the row does not have {len(fields)} columns")
     return F.when(
@@ -63,7 +64,7 @@ _OF_FILES = ("header", "multiline", "encoding", "charset", "linesep")
 def json_parts(
     text: Column, schema: StructType, options: Mapping[str, str]
 ) -> tuple[Column, Column]:
-    """Parse a JSON text with the schema's types, and again with text columns. Each is costly."""
+    """Parse a JSON text twice: with the schema's types, and with text columns; both are slow."""
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     corrupt = StructField(CORRUPT, StringType())
     found = F.from_json(text, StructType([*schema.fields, corrupt]), {**plain, **_OPTIONS})
@@ -72,7 +73,7 @@ def json_parts(
 
 
 def is_one_value(text: Column) -> Column:
-    """True if a text is exactly one JSON value, with nothing after it."""
+    """True if a text is exactly one JSON value, without any text after it."""
     # Spark's parsers ignore everything after the first value.
     count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
     return F.coalesce(count == 1, F.lit(False))
@@ -98,7 +99,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """Return the reason why a text is no exact decimal of type `kind`; null if it is one."""
+    """Return the reason why a text is not an exact decimal of type `kind`; null if it is exact."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

@@ -1,9 +1,9 @@
-"""Repair: give bookies the entries that an audit found missing, misplaced or corrupt.
+"""Repair: copy to bookies the entries that an audit found missing, misplaced or corrupt.
 
-Each task repairs some ledgers, one after the other. While it repairs a ledger, the task holds the
-ledger's lock, which all repair workers use. A task skips copies that were repaired after the audit.
-So an interrupted run may be repeated, and two runs at once do no harm. Lost bookies are not
-replaced, because that would change ensembles.
+Each task repairs some ledgers, one after the other. While a task repairs a ledger, it holds the
+ledger's lock, which all repair workers of the cluster respect. A task skips copies that were
+repaired after the audit. So an interrupted run may be repeated, and two concurrent runs do no harm.
+Lost bookies are not replaced, because that would change ensembles.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class RepairSummary:
 
     @property
     def is_whole(self) -> bool:
-        """True if every copy in the report is whole now, and no copy is in doubt."""
+        """True if all copies in the report are known to be whole after the repair."""
         return not self.left and not self.copies.keys() - _DONE
 
     @property
     def sentence(self) -> str:
-        """Return the remaining damage in one sentence; empty if none remains."""
+        """Return a sentence about the remaining damage; empty if `is_whole`."""
         if self.is_whole:
             return ""
         unlike = {name: count for name, count in self.copies.items() if name not in _DONE}
@@ -66,7 +66,9 @@ class RepairSummary:
 
 
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
-    """Repair the damage that an audit reports. The outcomes replace those of a former run.
+    """Repair the damage that an audit reports.
+
+    The written outcomes replace those of an earlier run.
 
     Raises:
         BadRequestError: an operator has disabled repairs, or the report belongs to another cluster.
@@ -97,7 +99,7 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
 
 
 def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
-    """Return the damage of one ledger, one item for each bookie, from the ledger's verdicts."""
+    """Join the verdicts about one ledger into one description of the damage for each bookie."""
     by_bookie: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_bookie.setdefault(row["bookie"], []).append(row)

@@ -1,8 +1,8 @@
-"""Small text files on Spark's file systems: `s3a:`, `hdfs:`, directories of this machine.
+"""Reads and writes small text files on Spark's file systems: `s3a:`, `hdfs:`, local directories.
 
-A session in this process uses Hadoop's file system, which takes milliseconds. A client of Spark
-Connect cannot use it. Instead the client reads and writes each file as a frame, which takes about a
-second.
+A session in this process uses Hadoop's file system API, which takes milliseconds for a file. A
+client of Spark Connect cannot use this API. It reads and writes each file as a frame, which takes
+about a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NOT_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 
 class SmallFiles(ABC):
-    """Reads and writes small files; `small_files` makes one for a session."""
+    """Reads and writes small files; the function `small_files` returns an object for a session."""
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """Return the texts of a file or of a directory's files, by file name; {} if none exist."""
+        """Return the text of a file, or of each file in a directory, by file name; {} if none."""
 
     def texts_of(self, directories: Sequence[str]) -> list[str]:
         """Return the texts of all files in these directories; each directory must have a file."""
@@ -36,22 +36,22 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
-        """Write a directory with one file of one line.
+        """Create the directory `path` with one file, which contains the line `text`.
 
         Raises:
-            FileExistsError: the directory exists, and may not be replaced.
+            FileExistsError: the directory exists, and `replaces` is not set.
         """
 
 
 def small_files(spark: SparkSession) -> SmallFiles:
-    """Return the reader and writer of small files for a session, also for Spark Connect."""
+    """Return an object that reads and writes small files by a session, also by Spark Connect."""
     return _HadoopFiles(spark) if hasattr(spark, "_jsparkSession") else FrameFiles(spark)
 
 
 def load_if_there(
     spark: SparkSession, path: str, file_format: str, ending: str
 ) -> DataFrame | None:
-    """Return a frame of the files ``*ending`` at any depth of a directory; None if none exist."""
+    """Return a frame of all files below a directory whose names end with `ending`; None without."""
     reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
     try:
         frame = reader.format(file_format).load(path)
@@ -98,7 +98,7 @@ class FrameFiles(SmallFiles):
 
 
 class _HadoopFiles(SmallFiles):
-    """Reads and writes small files by Hadoop's file system in the session's JVM."""
+    """Reads and writes small files by Hadoop's file system API in the session's JVM."""
 
     def __init__(self, spark: SparkSession) -> None:
         session: Any = spark

@@ -1,7 +1,7 @@
 """Statistics from metadata only: sizes, rates, skew, and copies by bookie and rack.
 
-Bytes are payload bytes of closed ledgers. The metadata store does not know the size
-of open ledgers.
+All numbers of bytes are payload bytes of closed ledgers, because the metadata store does not know
+the size of open ledgers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOGS_SHOWN = 30
 
 @dataclass(frozen=True, slots=True)
 class BookieShare:
-    """The copies and bytes that the metadata assigns to one bookie."""
+    """The copies and bytes that one bookie should store according to the metadata."""
 
     bookie: str
     state: str
@@ -37,7 +37,7 @@ class BookieShare:
 
 @dataclass(frozen=True, slots=True)
 class LogShare:
-    """The ledgers of one log. An empty log name means the ledgers of no log."""
+    """The closed ledgers of one log; an empty name means ledgers that belong to no log."""
 
     log: str
     ledgers: int
@@ -56,7 +56,7 @@ class DayShare:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
-    """The contents of a cluster."""
+    """Numbers about the ledgers, bookies and logs of a cluster."""
 
     ledgers: int
     open_ledgers: int
@@ -72,7 +72,7 @@ class ClusterStats:
 
     @property
     def skew(self) -> float:
-        """Return the fullest bookie's bytes as a multiple of the mean; 1 means an even spread."""
+        """Return the bytes of the fullest bookie divided by the mean; 1 if all are equally full."""
         return skew_of([one.stored_bytes for one in self.bookies])
 
     @property
@@ -85,7 +85,7 @@ class ClusterStats:
 
 
 def skew_of(sizes: Sequence[int]) -> float:
-    """Return the greatest size as a multiple of the mean; 1 if there are no bytes."""
+    """Return the greatest of `sizes` divided by their mean; 1 if all sizes are 0."""
     whole = sum(sizes)
     return max(sizes) * len(sizes) / whole if whole else 1.0
 
@@ -129,7 +129,7 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
 
 
 def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
-    """Return a share for each bookie that is registered or named by a ledger."""
+    """Return the share of each bookie that is registered, or that a ledger's metadata names."""
     stored = (
         _table(spark, metadata, "replicas")
         .groupBy("bookie")
