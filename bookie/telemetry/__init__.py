@@ -1,7 +1,7 @@
-"""Telemetry of a bookie: metrics for Prometheus, and one structured log line per state change.
+"""Telemetry of a bookie: metrics for Prometheus, and structured log lines about state changes.
 
-The library prometheus-client is imported at its first use. The import is slow, and a client does
-not need the library.
+The library prometheus-client is imported at its first use, because the import is slow and clients
+do not need the library.
 """
 
 from bookie.telemetry.events import (

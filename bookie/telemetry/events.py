@@ -1,9 +1,9 @@
-"""Structured log lines, one per state change; each consists of a constant name and of fields.
+"""Structured log lines about state changes; each line has a constant name and fields.
 
-Library code writes events through `event_log`, which uses the standard library's `logging`. A
-program that embeds bookie gets ordinary log records and keeps its own configuration. Only the
-daemon and the command line call `configure_logging`. Then all log records of the process, also
-those of other libraries, are rendered as JSON or for a console.
+Library code writes events through `event_log`, which uses the standard library's `logging`. So a
+program that embeds bookie gets ordinary log records, and keeps its own configuration of logging.
+Only the daemon and the command line call `configure_logging`. After that call, all log records of
+the process, also those of other libraries, are written as JSON or for a console.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FieldValue = str | int | float | bool | None | Sequence[str]
 class Event:
     """The message of a log record: a constant name and its fields.
 
-    An event renders itself, so that it is readable under any logging configuration.
+    An event has a readable text, so that it works with any configuration of `logging`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Event:
 
 
 class EventLog:
-    """Writes events to one standard logger; `bind` returns a log that adds fields to each event.
+    """Writes events to a logger of the module `logging`.
 
     ::
 
@@ -54,11 +54,11 @@ class EventLog:
         self._bound = bound
 
     def bind(self, **fields: FieldValue) -> EventLog:
-        """Return a log that adds `fields` to every event; fields of a call override them."""
+        """Return a log that adds `fields` to every event; an event's own fields override them."""
         return EventLog(self._logger, {**self._bound, **fields})
 
     def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """Write an event for developers who search for a bug; do not call this for each entry."""
+        """Write an event that helps developers to find bugs; do not call this for each entry."""
         self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
@@ -66,11 +66,11 @@ class EventLog:
         self._write(logging.INFO, name, fields, None)
 
     def warning(self, name: str, /, **fields: FieldValue) -> None:
-        """Write an event that an operator should examine while the bookie continues."""
+        """Write an event that an operator should examine, although the bookie continues."""
         self._write(logging.WARNING, name, fields, None)
 
     def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """Write an event about a failed request or bookie, with the traceback of `error`."""
+        """Write an event about the failure of a request or bookie, with `error`'s traceback."""
         self._write(logging.ERROR, name, fields, error)
 
     def _write(
@@ -82,7 +82,7 @@ class EventLog:
 
 
 def event_log(name: str, /, **bound: FieldValue) -> EventLog:
-    """Return the log of the module `name` (its `__name__`), with `bound` fields on each event."""
+    """Return a log for the module `name`, which adds the fields `bound` to each event."""
     return EventLog(logging.getLogger(name), bound)
 
 
@@ -92,7 +92,7 @@ def configure_logging(
     """Write every log record of the process to `stream`, one line each.
 
     Only the daemon and the command line may call this function, because it replaces the handlers of
-    the root logger. The function also sends Python's warnings to the log.
+    the root logger. The function also makes Python's warnings log records.
 
     Args:
         level: The least severe level to write.
@@ -117,7 +117,7 @@ def writes_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """Log the uncaught exceptions of all threads and destructors, instead of printing them.
+    """From now on, log uncaught exceptions of threads and destructors, instead of printing them.
 
     Only the daemon calls this function, after `configure_logging`. Event loops already report
     uncaught exceptions to `logging`.
@@ -146,10 +146,10 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes log lines; instead of a record that cannot be rendered, writes the reason."""
+    """Writes log lines; for a record that cannot be formatted, writes a line with the reason."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
-        """Write a line with the logger and the error; ignore an error while writing this line."""
+        """Write a line that names the record's logger and the error; ignore further errors."""
         lost = logging.makeLogRecord({"name": record.name, "levelname": "ERROR"})
         lost.msg = Event("log_line_lost", {"reason": repr(sys.exc_info()[1])})
         try:
@@ -160,7 +160,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 class _EventFormatter(logging.Formatter):
-    """Renders log records; the message of a record is an `Event` or another library's text."""
+    """Formats log records, whose message is an `Event`, or a text of another library."""
 
     def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _EventFormatter(logging.Formatter):
         self._render = _render_json if style == "json" else partial(_render_console, colors=colors)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line; on a console, a traceback follows on its own lines."""
+        """Return the record as one line; for a console, lines of a traceback may follow."""
         line: dict[str, Any] = {
             "timestamp": _timestamp(record),
             "level": record.levelname.lower(),
@@ -194,7 +194,7 @@ _RED = "31"
 
 
 def _render_console(line: dict[str, Any], *, colors: bool) -> str:
-    """Return one line: time, level, event, logger and fields; a traceback follows on more lines."""
+    """Return one line: time, level, event, logger and fields; lines of a traceback may follow."""
     fields = dict(line)
     when, level, logger, event = (fields.pop(x) for x in ("timestamp", "level", "logger", "event"))
     severity, event = f"{level:<8}", f"{event:<30}"

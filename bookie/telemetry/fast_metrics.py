@@ -1,8 +1,9 @@
 """Counters and histograms that are fast enough for every request.
 
-To add a number, prometheus-client's counter takes a lock and makes four calls; its histogram makes
-twenty calls. The classes of this module make one call without a lock. So only the event loop's
-thread may add numbers. The metrics of prometheus-client are created when Prometheus scrapes.
+When a number is added, a counter of prometheus-client takes a lock and needs four function calls,
+and a histogram needs twenty. The classes of this module need one call and no lock. So only the
+event loop's thread may add numbers. The metric families of prometheus-client are created when
+Prometheus asks for the metrics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every metric of one bookie, for Prometheus.
+"""The metrics of a bookie, for Prometheus.
 
-Each bookie has its own `Metrics` object with its own registry. So several bookies can share a
-process, as in tests.
+Each bookie has its own `Metrics` object with its own registry, so that several bookies can run in
+one process, as in tests.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ ERROR_KINDS = (
 
 
 class Metrics:
-    """Every metric of one bookie, in its own registry.
+    """All metrics of one bookie, in their own registry.
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
-    every request writes are `FastCounter` or `FastHistogram` objects. Only the event loop's thread
-    may write them. Names of metrics have the prefix ``bookie_`` and end in their unit. Label values
-    come from closed sets, never from ledgers or clients.
+    change at every request are `FastCounter` or `FastHistogram` objects, which only the event
+    loop's thread may change. Names of metrics have the prefix ``bookie_`` and end in their unit.
+    The values of each label come from a fixed set, so labels never name ledgers or clients.
     """
 
     exposed: ClassVar[tuple[str, ...]] = ("",)
@@ -365,7 +365,8 @@ class Metrics:
     def exposition(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus's text format, and the content type of this format.
 
-        Each metric is read under its lock; a hundred series take well under a millisecond.
+        The library takes the lock of each metric; a hundred series take much less than a
+        millisecond.
         """
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -374,7 +375,7 @@ class Metrics:
 
 
 class _Declare:
-    """Creates metrics whose names begin with ``bookie_``, in one registry."""
+    """Creates metrics in a registry, with the prefix ``bookie_`` before their names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -410,10 +411,10 @@ class _Declare:
 
 
 class _Shown:
-    """A view of a registry that omits the `_created` series, and names without certain prefixes.
+    """A view of a registry that has only names with certain prefixes, without `_created` series.
 
     The `_created` series are useless and would double the number of series. The library can omit
-    them only for the whole process, which belongs to the embedding program.
+    them only for the whole process, but the program that embeds bookie may need them.
     """
 
     def __init__(self, registry: CollectorRegistry, prefixes: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Real bookies for your own tests: they run in the test's process, and start in 0.1 s.
+"""Real bookies for your own tests; they run in the test's process and start within 0.1 s.
 
 ::
 
@@ -11,10 +11,11 @@
                 await c.kill(0)
                 await writer.append(b"after")
 
-Each bookie consists of the real node, engine and gRPC server, on loopback and in a temporary
-directory. The metadata is in memory. A relay replaces the network of each bookie, and the end of a
-bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` runs such a cluster for
-`bookie.sync`. The fixtures for pytest are `bookie_cluster` and `sync_bookie_cluster`.
+Each bookie has the real node, engine and gRPC server. It listens on the loopback device, and stores
+its files in a temporary directory. The metadata is in memory. Clients reach each bookie through a
+relay, which can stop the traffic. A kill of a bookie is simulated: see the methods of
+`BookieCluster`. `sync_cluster` runs such a cluster for `bookie.sync`. pytest finds the fixtures
+`bookie_cluster` and `sync_bookie_cluster`.
 
 | module | content |
 |---|---|
@@ -30,7 +31,8 @@ bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` runs suc
 `simulate` runs your code on a cluster in which everything is simulated. The cluster runs in virtual
 time, and a seed determines its faults.
 
-Each name of this package is loaded at first use, because pytest loads the package in every project.
+The modules of this package are imported at first use, because pytest imports the package in every
+project.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Load a public name of this package at first use."""
+        """Import a public name of this package at its first use."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

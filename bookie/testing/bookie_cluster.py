@@ -1,4 +1,4 @@
-"""A cluster in this process: real bookies with real files and gRPC; the metadata is in memory."""
+"""A cluster in this process: real bookies with real files and gRPC, and metadata in memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bookie.testing.bookie_lives import BookieLives
 
 
 class BookieCluster:
-    """A cluster of bookies 0, 1, …, with methods to stop or disturb a bookie; see `cluster`.
+    """A cluster of bookies 0, 1, …, with methods that stop or disturb a bookie; see `cluster`.
 
-    Each method that changes a bookie returns when the bookie is in its new state. Clients notice
-    the change later, as with a real bookie. So tests should wait for a condition, not for a time.
+    When a method returns, the bookie is in its new state. Clients notice the change later, as with
+    a real bookie. So tests should wait for a condition, not for a fixed time.
 
     Raises:
-        BadRequestError: (all methods) the bookie does not exist, does not run, or already runs.
+        BadRequestError: a method got the number of a bookie that does not exist or does not run.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class BookieCluster:
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """Return a client like `bookie.connect`; enter it as a context. Use short timeouts."""
+        """Return a client like `bookie.connect`, for ``async with``; give it short timeouts."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
         """End a bookie at once, like SIGKILL.
 
         The bookie's connections are reset and it sends no more answers. The bookie's memory is
-        lost; the bytes in its files stay, even without a sync. The bookie's session and its
-        registration end at once. After a real kill they would last until the session times out.
+        lost; the bytes in its files stay, even without a sync. The bookie's session and
+        registration end at once; after a real SIGKILL they would last until the session timeout.
         """
         await self._at(number).kill()
 
@@ -70,7 +70,7 @@ class BookieCluster:
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie with the files of its previous run; stop a running bookie first.
+        """Start a bookie with the files of its previous run; if it runs, stop it first.
 
         After the restart the bookie listens on another port, which its registration names.
         """
@@ -80,10 +80,10 @@ class BookieCluster:
         await bookie.start()
 
     async def pause(self, number: int) -> None:
-        """Make a bookie hang, like a SIGSTOP that is shorter than its session timeout.
+        """Make a bookie hang, like SIGSTOP for less than the session timeout.
 
-        Connections stay open but silent, and the bookie stays registered. The bookie may store
-        received entries during the pause; it answers after `resume`.
+        Connections stay open but silent, and the bookie stays registered. During the pause, the
+        bookie may still store entries that it has received. Its answers arrive after `resume`.
         """
         self._at(number).pause()
 
@@ -92,7 +92,7 @@ class BookieCluster:
         self._at(number).resume()
 
     async def partition(self, number: int) -> None:
-        """Cut off a bookie from clients and from the metadata store.
+        """Separate a bookie from clients and from the metadata store.
 
         Connections hang as in a pause. The bookie's session ends at once, so it is no longer
         registered.
@@ -106,8 +106,8 @@ class BookieCluster:
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks with empty disks, and delete its cookie.
 
-        Start the bookie again with `restart`. It then has a new incarnation, and never answers that
-        one of its former entries does not exist.
+        Start the bookie again with `restart`. It then has a new incarnation. For an entry that it
+        may have had before, it never answers that the entry does not exist.
         """
         await self._at(number).wipe(self._cookies)
 
@@ -126,15 +126,15 @@ async def cluster(
     """Run a new cluster in the event loop; all bookies are registered when the block begins.
 
     At the end of the block the bookies stop, and their files and metadata are deleted. Close
-    clients before the end of the block. If a bookie fails without a command of the test, the block
-    is cancelled and the error is raised in an exception group.
+    clients before the end of the block. If a bookie fails although the test did not kill it, the
+    block is cancelled, and an exception group with the error is raised.
 
     Args:
         bookies: the number of bookies.
-        fsync: False makes syncs of files and directories return at once, except those of the index.
-            Tests on slow disks are then faster. The files are lost if the machine stops, but `kill`
-            loses no more than with syncs.
-        directory: the directory for the bookies' files, which stay after the block. None means a
+        fsync: If False, syncs of files and directories do nothing, except syncs of the index, so
+            tests on slow disks are faster. Files may be lost if the machine stops, but not by
+            `kill`.
+        directory: the directory for the bookies' files, which remain after the block. None means a
             temporary directory.
     """
     name = f"testing-{secrets.token_hex(8)}"

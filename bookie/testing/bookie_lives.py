@@ -1,4 +1,4 @@
-"""One bookie of a test over all of its lives; a life lasts from a start to a stop or kill."""
+"""One bookie of a test with all of its lives; a life lasts from a start to a stop or kill."""
 
 from __future__ import annotations
 
@@ -64,15 +64,16 @@ class BookieLives:
 
     @property
     def is_running(self) -> bool:
-        """True between a start of the bookie and its end."""
+        """True from the start of the bookie to its stop or kill."""
         return self._task is not None
 
     async def start(self) -> None:
-        """Start the bookie, and return once it is registered.
+        """Start the bookie, and wait until it is registered.
 
         Raises:
             BadRequestError: the bookie already runs.
-            CannotStartError: the bookie failed to start; the task group raises the reason.
+            CannotStartError: the bookie failed to start; the task group raises the error with the
+                reason.
         """
         if self._task is not None:
             raise BadRequestError(f"{self.bookie_id} runs already")
@@ -93,7 +94,7 @@ class BookieLives:
         self._task = None
 
     async def kill(self) -> None:
-        """End the bookie at once, like SIGKILL; return when its directories are unlocked."""
+        """End the bookie at once, like SIGKILL; wait until its directories are unlocked."""
         task = self._require_running()
         assert self._session is not None
         assert self._started is not None
@@ -108,7 +109,7 @@ class BookieLives:
         self._task = None
 
     def pause(self) -> None:
-        """Stop all traffic to and from the bookie, which stays registered."""
+        """Stop all traffic between clients and the bookie, which remains registered."""
         self._require_running()
         self._link.silence()
 
@@ -119,7 +120,7 @@ class BookieLives:
         self._link.resume()
 
     def partition(self) -> None:
-        """Cut off the bookie from clients and metadata store; its session ends at once."""
+        """Separate the bookie from clients and metadata store; its session ends at once."""
         self.pause()
         assert self._session is not None
         self._sever(self._session)
@@ -145,7 +146,7 @@ class BookieLives:
         session.expire_session()
 
     async def _live(self) -> None:
-        """Run the bookie from start to end; ignore the error of a bookie that was killed."""
+        """Run the bookie from its start to its end; after a kill, ignore its error."""
         try:
             await self._serve()
         except BaseException:
@@ -196,7 +197,7 @@ class BookieLives:
                 await self._link.cut()
 
     def _storage(self) -> StorageSettings:
-        """Return settings for small files in the bookie's directory; create the directory."""
+        """Create the bookie's directory, and return settings for small files in it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         return StorageSettings(
             journal_dir=self._directory / "journal",

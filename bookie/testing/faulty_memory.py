@@ -1,4 +1,4 @@
-"""The metadata store in memory, with faults of servers and networks.
+"""The metadata store in memory, with simulated faults of servers and networks.
 
 ====================== ===========================================================================
 ``expire_session``     the server ends the session at once
@@ -10,7 +10,7 @@
 ``hold_watches``       events are held back, as by a lagging follower, until ``release_watches``
 ====================== ===========================================================================
 
-The store runs only in the caller's event loop, so a test with virtual time needs no real time.
+The store runs only in the caller's event loop, so that it also works in virtual time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from bookie.metadata.session import (
 
 
 class FaultyMemoryStore(MemoryStore):
-    """A session with the in-memory store, which a test can disturb.
+    """A session with the store in memory, with methods that disturb the session.
 
     Args:
         name: the name of the store; equal names mean the same store.
         session_timeout_seconds: the time from `disconnect` until the server ends the session.
-        clock: measures this time, and gives records their times. After you move the clock by hand,
-            call `let_time_pass`.
+        clock: measures the session timeout, and gives the times of records. If a test sets the
+            clock, it must call `let_time_pass` afterwards.
     """
 
     def __init__(
@@ -81,9 +81,10 @@ class FaultyMemoryStore(MemoryStore):
         return stats
 
     def expire_session(self) -> None:
-        """End the session as a server does: delete its ephemeral records, begin a new session.
+        """End the session as a server does: delete its ephemeral records; then begin a new session.
 
-        During an outage, no event reports the end, and the new session begins at `reconnect`.
+        After `disconnect`, the store reports the end only at `reconnect`, when the new session
+        begins.
         """
         with self._tree.lock:
             self._tree.end_session(self._session)
@@ -92,7 +93,7 @@ class FaultyMemoryStore(MemoryStore):
             self._come_back()
 
     def disconnect(self) -> None:
-        """Cut the connection: operations fail and watches stay silent until `reconnect`."""
+        """Cut the connection: until `reconnect`, operations fail and watches report nothing."""
         if self._outage is not None:
             return
         self._server_deadline = self._clock.monotonic() + self.session_timeout_seconds
@@ -100,7 +101,7 @@ class FaultyMemoryStore(MemoryStore):
         self._step(Disconnected())
 
     def reconnect(self) -> None:
-        """Restore the connection: watches resync, and an expired session is replaced."""
+        """Restore the connection; watches read the current state, and a new session may begin."""
         if self._outage is None:
             return
         self._step(Tick())
@@ -109,13 +110,13 @@ class FaultyMemoryStore(MemoryStore):
         self._come_back()
 
     def let_time_pass(self) -> None:
-        """End overdue sessions, and run the outage's timers up to the clock's time."""
+        """End sessions whose timeout has passed, and run due timers of the outage."""
         self._end_overdue_sessions()
         if self._outage is not None:
             self._step(Tick())
 
     def hold_watches(self) -> None:
-        """Hold back events from the watches, in order, until `release_watches`."""
+        """Keep back events of the watches until `release_watches` delivers them in order."""
         self._held = [] if self._held is None else self._held
 
     def release_watches(self) -> None:
@@ -124,7 +125,7 @@ class FaultyMemoryStore(MemoryStore):
             self.deliver(commit)
 
     def deliver(self, commit: Commit) -> None:
-        """Pass a commit to the watches, unless they are cut off or held."""
+        """Pass a commit to the watches, unless the connection is cut or the watches are held."""
         if self._outage is not None:
             return
         if self._held is not None:
@@ -133,7 +134,7 @@ class FaultyMemoryStore(MemoryStore):
             super().deliver(commit)
 
     async def _reach(self) -> None:
-        """Wait as long as a request takes, then fail if the store is unreachable."""
+        """Wait for the duration of a request, then raise an error if the connection is cut."""
         if self.latency_seconds:
             await asyncio.sleep(self.latency_seconds)
         await super()._reach()
@@ -142,7 +143,7 @@ class FaultyMemoryStore(MemoryStore):
         self._end_overdue_sessions()
 
     def _end_overdue_sessions(self) -> None:
-        """End the sessions of all cut-off stores whose timeout has passed, like the server."""
+        """End, like a server, the sessions of disconnected clients whose timeout has passed."""
         with self._tree.lock:
             for store in list(self._tree.stores):
                 if isinstance(store, FaultyMemoryStore) and store._is_overdue():
@@ -171,7 +172,7 @@ class FaultyMemoryStore(MemoryStore):
         self._set_alarm(None)
 
     def _step(self, event: MonitorEvent) -> None:
-        """Step the outage's state machine with `event`, and set the alarm for its next tick."""
+        """Pass `event` to the outage's state machine, and set the timer for its next tick."""
         machine = self._outage
         assert machine is not None
         now = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""The network between a bookie and all other processes: a relay that stops, resumes, or breaks."""
+"""A relay between a bookie and its clients, which can stop, resume, or break connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PIECE_BYTES = 256 * 1024
 class NetworkLink:
     """Listens on a port of the loopback device and relays its connections to a bookie's port.
 
-    While the link is silent, no byte passes: open connections hang, and a new connection gets no
-    answer. After `resume`, the bytes that were sent during the silence arrive, as TCP would deliver
-    them. The link runs its tasks in the group `tasks`.
+    After `silence`, no byte passes: open connections hang, and a new connection gets no answer.
+    After `resume`, bytes that were sent in the meantime arrive, as with TCP. The link's tasks run
+    in the task group `tasks`.
     """
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
@@ -26,7 +26,7 @@ class NetworkLink:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self, target_port: int) -> None:
-        """Listen on a free port, store it in `port`, and relay to `target_port`."""
+        """Listen on a free port, store its number in `port`, and relay to `target_port`."""
         self._target_port = target_port
         self._server = await asyncio.start_server(self._accept, _HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -38,7 +38,7 @@ class NetworkLink:
         self._flows.set()
 
     async def cut(self) -> None:
-        """Reset all connections and stop listening, as if the bookie's process ended."""
+        """Reset all connections and stop listening, as if the bookie's process had ended."""
         if self._server is not None:
             self._server.close()
         running = set(self._connections)
@@ -53,7 +53,7 @@ class NetworkLink:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Relay one connection until a side closes it."""
+        """Relay one connection until either side closes it."""
         try:
             await self._flows.wait()
             there, back = await asyncio.open_connection(_HOST, self._target_port)

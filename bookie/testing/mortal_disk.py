@@ -1,7 +1,7 @@
-"""A disk that a killed bookie can no longer change, and that may skip syncs.
+"""A disk that a bookie can no longer change after its kill, and that may skip syncs.
 
-Bytes written before the kill stay in the files, because the page cache survives a dead process.
-Bytes in the bookie's memory are lost.
+Bytes that were written before the kill remain in the files, as a real page cache survives the end
+of a process. Bytes in the bookie's memory are lost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: killed or not, with real syncs or without."""
+    """The state of one life of a bookie: if it was killed, and if it syncs files."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
         self.is_dead = False
 
     def require_alive(self) -> None:
-        """Refuse a change by a killed bookie.
+        """Raise an error if the bookie was killed, so that it changes nothing.
 
         Raises:
             OSError: the bookie was killed.
@@ -110,7 +110,7 @@ class MortalDisk:
 
 
 class MortalStore:
-    """The index's key-value store in one life; a kill rolls back an unfinished transaction."""
+    """The index's key-value store in one life; a kill rolls back an open transaction."""
 
     def __init__(self, store: KeyValueStore, mortality: Mortality) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class MortalStore:
 
 
 def mortal_environment(workers: Workers, mortality: Mortality) -> Environment:
-    """Return an environment of the real machine for one life of a bookie."""
+    """Return the environment for one life of a bookie, on the real machine."""
 
     def open_kv(
         directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds this module automatically once bookie is installed.
+"""Fixtures for pytest, which finds this module automatically if bookie is installed.
 
 ====================== ============================================================================
 `bookie_cluster`       the function `bookie.testing.cluster`, to be entered in the test's own loop:
@@ -7,7 +7,7 @@
 `sync_bookie_cluster`  three running bookies for `bookie.sync`
 ====================== ============================================================================
 
-Other modules of bookie are loaded only when a test requests a fixture.
+Other modules of bookie are imported only when a test requests a fixture.
 """
 
 from __future__ import annotations

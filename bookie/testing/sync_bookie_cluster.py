@@ -38,7 +38,7 @@ class SyncBookieCluster(SyncHandle):
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:
-        """Return a client, like `bookie.sync.connect`; enter it as a context."""
+        """Return a client like `bookie.sync.connect`, for use in ``with``."""
         return bookie.sync.connect(self.uri, **options)
 
     kill = forwarded(BookieCluster.kill)
@@ -55,7 +55,7 @@ class SyncBookieCluster(SyncHandle):
 def sync_cluster(
     bookies: int = 3, *, fsync: bool = True, directory: Path | None = None
 ) -> Iterator[SyncBookieCluster]:
-    """Run a new cluster for `bookie.sync`; for arguments and guarantees see `cluster`."""
+    """Run a new cluster for `bookie.sync`; arguments and promises are those of `cluster`."""
     home = this_process.home()
     resident = Resident(home, cluster(bookies, fsync=fsync, directory=directory))
     running = resident.open()

@@ -1,8 +1,8 @@
 """Simulates whole clusters and their clients in one process, in virtual time, from a seed.
 
-Client, wire protocol, node and engine are the real code. Only gRPC, the metadata server, the clocks
-and the machines are simulated. `simulate` runs a user's own code in the simulation. This project's
-own tests have their own workloads and checkers.
+Client, wire protocol, node and engine are the real code. Only gRPC, the metadata servers, clocks
+and machines are simulated. `simulate` runs a user's function in the simulation. The tests of bookie
+itself use the other modules directly.
 
 | module | content |
 |---|---|

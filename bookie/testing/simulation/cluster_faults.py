@@ -1,7 +1,8 @@
-"""Faults of a simulated cluster: each fault begins, lasts, and is healed in the end.
+"""Faults of a simulated cluster; each fault begins, lasts some time, and is healed.
 
-A limit on data losses keeps the cluster's promise possible: fewer bookies than the smallest ack
-quorum lose their data. All other faults may happen at any time, in any number.
+The number of bookies that lose their data is limited. It must be smaller than the smallest ack
+quorum, because otherwise acknowledged entries may be lost. All other faults may happen at any time,
+in any number.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ FAULTS = (
 
 
 class ClusterFaults:
-    """The faults of one seed. `run` makes faults until it is cancelled; `heal` ends them all."""
+    """The faults of one seed; `run` causes faults until cancelled, and `heal` ends them all."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class ClusterFaults:
         losses_max: int,
         on_destroyed: Callable[[SimulatedBookie], None] = lambda _: None,
     ) -> None:
-        """`on_destroyed` gets each bookie that loses data or returns to an older state."""
+        """`on_destroyed` is called with a bookie that loses data or returns to an older state."""
         self.cluster = cluster
         self.kinds = kinds
         self.pause_seconds = pause_seconds
@@ -86,7 +87,7 @@ class ClusterFaults:
         """The bookies that supervisors may not start now, by host."""
 
     async def run(self) -> None:
-        """Begin one fault after another, until cancelled; several may last at the same time."""
+        """Begin faults until cancelled, with random pauses; several faults may overlap."""
         while True:
             await asyncio.sleep(self.choose.expovariate(1 / self.pause_seconds))
             kind = self.choose.choice(self.kinds)
@@ -104,7 +105,7 @@ class ClusterFaults:
             await asyncio.wait(tasks)
 
     def supervise(self) -> None:
-        """Start supervisors, which restart each bookie when its process has ended."""
+        """Start a supervisor for each bookie, which restarts it when its process has ended."""
         for bookie in self.cluster.bookies:
             name = f"supervisor of {bookie.host}"
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
@@ -154,16 +155,16 @@ class ClusterFaults:
             bookie.kill(power=True)
 
     async def _power_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of a bookie right after it has answered a fence."""
+        """Cut the power of a bookie shortly after it has answered a fence."""
         self._cut_power(await self._next_fenced(seconds))
 
     async def _blackout_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of all bookies right after one has answered a fence."""
+        """Cut the power of all bookies shortly after one of them has answered a fence."""
         await self._next_fenced(seconds)
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait for a bookie's next answer to a fence, and a little longer for its arrival."""
+        """Wait until a bookie has answered a fence, and a short time in which this may arrive."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):
@@ -231,7 +232,7 @@ class ClusterFaults:
                 self.cluster.count("wiped bookie returned")
 
     async def _forget_cookie(self, bookie_id: str) -> None:
-        """Repeat what `bookie cookie delete --force` does until it works."""
+        """Delete a bookie's cookie like `bookie cookie delete --force`; retry until this works."""
         admin = SimulatedProcess("admin")
         PROCESS.set(admin)
         while True:
@@ -250,7 +251,7 @@ class ClusterFaults:
                 await asyncio.sleep(0.2)
 
     async def _older(self, seconds: float) -> None:
-        """Copy the state of a stopped bookie, and later restore this state."""
+        """Stop a bookie and copy its disk; later restore this older state."""
         bookie = self._bookie()
         if not bookie.is_serving or not self._may_lose(bookie):
             return
@@ -303,7 +304,7 @@ class ClusterFaults:
                 network.heal(source, target)
 
     async def _pause(self, seconds: float) -> None:
-        """Cut off a bookie from all other processes, including the metadata store."""
+        """Separate a bookie for a time from all other processes and the metadata store."""
         bookie = self._bookie()
         self.cluster.note(f"pause {bookie.host} for {seconds:.3f} s")
         others = [host for host in self._hosts() if host != bookie.host]
@@ -342,13 +343,13 @@ class ClusterFaults:
             await asyncio.sleep(seconds)
 
     async def _slow_network(self, seconds: float) -> None:
-        """Slow down every link, so that answers arrive in any order."""
+        """Slow down every bookie's links for a time, so that answers arrive in any order."""
         hosts = [bookie.host for bookie in self.cluster.bookies]
         with self.cluster.network.slow(hosts, self.choose.choice((0.1, 0.4))):
             await asyncio.sleep(seconds)
 
     async def _late_requests(self, seconds: float) -> None:
-        """Make clients drop their connections while slow requests are in flight, and reconnect."""
+        """Make clients drop connections that carry slow adds; the clients then reconnect."""
         bookie = self._bookie()
         process = bookie.process
         with self.cluster.network.slow([bookie.host], 0.2):
@@ -434,5 +435,5 @@ class ClusterFaults:
 
 
 def _arm(machine: SimulatedMachine, fault: Fault) -> None:
-    """Put `fault` before the permanent faults."""
+    """Add `fault` to a machine's disk, before the disk's other faults."""
     machine.disk.faults.insert(0, fault)

@@ -1,9 +1,9 @@
-"""A disk in memory that implements `bookie.env.Disk`: page cache, device, locks, room, faults.
+"""A disk in memory that implements `bookie.env.Disk`, with page cache, device, locks and faults.
 
-The disk starts from an `Image` and can return an image at any moment. Each call that changes data
-first calls `pause`, in which a simulated thread lets other threads run. Then the call runs
-`moments`, in which a test examines the image. After `die`, every call fails, so that the `finally`
-blocks of dropped tasks change nothing.
+The disk starts from an `Image`, and `freeze` returns its image at any moment. Each method that
+changes data first calls `pause`, in which the simulation may run other threads. Then the method
+calls `moments`, in which a test may examine the image. After `die`, every method fails, so that
+`finally` blocks of cancelled tasks change nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Inode:
         return Content(self.durable, self.base, self.pending, self.tables, self.earlier)
 
     def change(self, operation: Operation, *, forget: bool = False) -> None:
-        """Do `operation` in the cache; the next sync writes it to the device, unless `forget`."""
+        """Apply `operation` to the cache; with `forget`, a sync will not write it to the device."""
         if isinstance(self._data, bytes):
             self._data = bytearray(self._data)
         apply(self._data, operation)
@@ -77,13 +77,13 @@ class Inode:
             self.pending = (*self.pending, operation)
 
     def on_device(self, operation: Operation) -> None:
-        """Do `operation` only on the device; readers see it once the cache is dropped."""
+        """Apply `operation` only to the device; readers see it after the cache was dropped."""
         durable = bytearray(self.durable)
         apply(durable, operation)
         self.durable = bytes(durable)
 
     def astray(self, offset: int, data: bytes) -> None:
-        """Apply a write that was meant for another place; the file does not grow."""
+        """Apply to the device a write that was meant for another place; never grow the file."""
         start, stop = max(offset, 0), min(offset + len(data), len(self.durable))
         if start < stop:
             self.on_device(FileWrite(start, data[start - offset : stop - offset]))
@@ -102,7 +102,7 @@ class Inode:
         self.pending = ()
 
     def lose(self, *, revert: bool) -> None:
-        """Handle a failed sync: the pages become clean, with new or old bytes."""
+        """Simulate a failed sync: no change stays pending, and `revert` restores the old bytes."""
         if revert:
             self._data = self.base = self.durable
         else:
@@ -110,7 +110,7 @@ class Inode:
         self.pending = ()
 
     def drop(self) -> None:
-        """Drop the cache, so that readers see the device's bytes."""
+        """Drop the cache, so that later reads return the device's bytes."""
         self._data = self.base = self.durable
 
 
@@ -157,7 +157,7 @@ class SimulatedFile:
         return bytes(self.inode.data[offset : offset + size])
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """Read from the page cache; return None if the bytes are not there."""
+        """Read from the page cache; return None if it does not have all bytes."""
         if self._disk.cold():
             return None
         self._disk.look("pread_cached", self.inode.path)
@@ -183,7 +183,7 @@ class SimulatedFile:
         return len(self.inode.data)
 
     def allocate(self, offset: int, size: int) -> None:
-        """Extend the file with reserved bytes, which are zeros or old bytes."""
+        """Extend the file; the new bytes are zeros, or old bytes of the device."""
         inode = self.inode
         fault = self._disk.enter("allocate", inode.path, f"{offset} {size}")
         if fault is not None:
@@ -203,7 +203,7 @@ class SimulatedFile:
         self._disk.entered(self.inode)
 
     def drop_cache(self) -> None:
-        """Sync the file, then drop its cache, so that readers see the device's bytes."""
+        """Sync the file, then drop its cache, so that later reads return the device's bytes."""
         fault = self._disk.enter("drop_cache", self.inode.path)
         if fault is not None:
             self.inode.lose(revert=fault.kind == "revert")
@@ -213,13 +213,13 @@ class SimulatedFile:
             self.inode.drop()
 
     def forget(self, offset: int, size: int) -> None:
-        """Drop the cache of a file without unsynced changes."""
+        """Drop the cache of the whole file, unless the file has unsynced changes."""
         self._disk.look("forget", self.inode.path)
         if not self.inode.pending:
             self.inode.drop()
 
     def close(self) -> None:
-        """Close the file, and release its lock if it has one."""
+        """Close the file; if the file is a lock, release the lock."""
         if self.locked:
             self._disk.locks.discard(self.inode.path)
 
@@ -285,7 +285,7 @@ class SimulatedDisk:
         )
 
     def die(self) -> None:
-        """Cut off the process: none of its later calls reaches the disk."""
+        """Make all later calls fail, because the process is dead."""
         self.dead = True
 
     def fail(self, name: str, part: str, kind: str = "error", **more: int | float) -> Fault:
@@ -294,7 +294,7 @@ class SimulatedDisk:
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """Begin a call that only reads; it may fail or stall, or the process may be dead."""
+        """Begin a call that only reads: raise an error or stall if a fault or `die` requires it."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -305,7 +305,7 @@ class SimulatedDisk:
                     raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def enter(self, name: str, path: str, detail: str = "") -> Fault | None:
-        """Begin a call that changes data; return the fault that strikes the call, or None."""
+        """Begin a call that changes data; return the fault that the call must simulate, or None."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         self.calls += 1
@@ -322,7 +322,7 @@ class SimulatedDisk:
         return None
 
     def entered(self, inode: Inode) -> None:
-        """Call `inside`, then `pause`, after the cache has a change and before the call returns."""
+        """Call `inside` and `pause`, between a change of the cache and the end of the call."""
         self.inside("change", inode.path, inode.number)
         self.pause()
 
@@ -332,17 +332,17 @@ class SimulatedDisk:
         self.pause()
 
     def fits(self, inode: Inode, more: int) -> bool:
-        """True if the device of the file has room for `more` bytes."""
+        """True if the file's device has room for `more` bytes; count a refusal."""
         room = self._room(inode.path)
         fits = more == 0 or self._used(room) + more <= room.total_bytes
         self.refused += not fits
         return fits
 
     def left_in_room(self, owner: Inode, size: int) -> bytes:
-        """Return the bytes that new room contains: often those of another file, present or deleted.
+        """Return the old bytes in newly allocated space, often of another or a deleted file.
 
-        Bytes of the file `owner` are left out. A block of the same file would look like a misplaced
-        write, which a start must never take for the result of a crash.
+        Bytes of the file `owner` are never used. An old block of the same file would look like a
+        misplaced write, which a start must not take for the result of a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
@@ -390,7 +390,7 @@ class SimulatedDisk:
         inode.tables = tables
 
     def forgets(self, path: str, operation: Operation) -> None:
-        """Damage the device's bytes of a file by `operation`, and drop the file's cache."""
+        """Apply `operation` as damage to the device's bytes of a file, and drop its cache."""
         inode = self.inode_of(path)
         inode.on_device(operation)
         inode.drop()
@@ -398,7 +398,7 @@ class SimulatedDisk:
     # --- the protocol --------------------------------------------------------------------
 
     def create(self, path: str, allocate_bytes: int) -> SimulatedFile:
-        """Create a file; if the name exists, empty that file."""
+        """Create a file; if the file exists, make it empty."""
         fault = self.enter("create", path, str(allocate_bytes))
         directory, name = posixpath.split(path)
         parent = self._directory(directory)

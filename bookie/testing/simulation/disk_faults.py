@@ -1,4 +1,4 @@
-"""Faults in calls of a simulated disk, and the sizes of its devices."""
+"""Faults of a simulated disk's methods, and the sizes of its devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ GIB = 1024**3
 
 @dataclass(slots=True)
 class Fault:
-    """A fault in calls named `name` on paths that contain `part`.
+    """A fault of the method `name` on paths that contain `part`.
 
-    Kinds:
+    The kinds of faults are:
 
     * ``error``: the call fails with `errno`. A failed write leaves its first half, and a failed
       sync loses the bytes to write.
@@ -35,7 +35,7 @@ class Fault:
     struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
-        """True if the fault strikes this call; each matching call is counted."""
+        """True if this call must fail; count the call if name and path match."""
         if self.times <= 0 or name != self.name or self.part not in path:
             return False
         if self.passes:

@@ -1,10 +1,10 @@
 """An event loop in virtual time that runs ready callbacks in a seeded order.
 
-The loop works without selector, threads and signals. When no callback is ready, the clock jumps to
-the next timer. Without a timer, the simulation is stuck and reports the place. Callbacks belong to
-*lanes*: one lane for each task, one for each simulated thread. Within a lane, callbacks keep their
-order, as every asyncio program may expect. Between lanes the seed decides the order, in one of
-three modes:
+The loop uses no selector, threads or signals. When no callback is ready, the clock jumps to the
+next timer. If no timer is set either, `run` raises an error that names the waiting tasks. Each
+callback belongs to a *lane*; each task and each simulated thread has its own lane. Callbacks of a
+lane run in the order in which they became ready, as asyncio promises. The seed decides which lane
+runs next, in one of three modes:
 
 ========  ====================================================================================
 mode      which lane runs next
@@ -15,8 +15,9 @@ PRIORITY  the one with the highest random priority; at a few random steps the ru
           to the lowest. Finds races that need few, but particular, changes of turn.
 ========  ====================================================================================
 
-The same seed gives the same order of steps in any process, because no step depends on addresses or
-on hashes of strings. `trace` is a running checksum of all steps, so that runs can be compared.
+The same seed gives the same order of steps in any process, because no step depends on memory
+addresses or on hashes of strings. `trace` is a checksum of all steps so far, with which runs can be
+compared.
 
 Source: A randomized scheduler with probabilistic guarantees of finding bugs (Burckhardt et al.).
 """
@@ -62,7 +63,7 @@ class SimulationStuckError(AssertionError):
 
 
 class _Future(asyncio.Future[T]):
-    """A future whose place in a set does not depend on its address."""
+    """A future whose hash is a serial number, so that the order in sets is always the same."""
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self._number = number
@@ -73,7 +74,7 @@ class _Future(asyncio.Future[T]):
 
 
 class _Task(asyncio.Task[T]):
-    """A task whose place in a set does not depend on its address."""
+    """A task whose hash is a serial number, so that the order in sets is always the same."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class _Task(asyncio.Task[T]):
 
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
-    """Make a loop whose virtual time begins at 0."""
+    """Return a new loop, whose virtual time begins at 0."""
     # Methods for sockets, signals and processes raise NotImplementedError.
     return SimulatedLoop(seed, mode)  # type: ignore[abstract]
 
@@ -129,13 +130,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.trace = crc32(text.encode(), self.trace)
 
     def new_lane(self) -> int:
-        """Make a lane for a simulated thread."""
+        """Return the number of a new lane."""
         self._lanes += 1
         self._priorities[self._lanes] = 1.0 + self._random.random()
         return self._lanes
 
     def call_in_lane(self, lane: int, callback: Callable[..., object], *args: Any) -> None:
-        """Run ``callback(*args)`` in `lane` as soon as the loop chooses this lane."""
+        """Make ``callback(*args)`` ready in `lane`; it runs when the loop chooses this lane."""
         context = copy_context()
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
@@ -148,11 +149,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.call_at(when, callback, *args, context=context)
 
     def step_other(self) -> bool:
-        """Run one ready callback of a lane that is not running, inside the running callback.
+        """Run one ready callback of another lane, within the running callback.
 
-        A callback that runs within a system call shows how the event loop continues while a thread
-        blocks. The method returns True if there was such a callback. Within a task the method does
-        nothing, because a task does not block.
+        A simulated thread calls this within a system call, to simulate that the event loop
+        continues while the thread blocks. The method returns True if there was such a callback.
+        Within a task it does nothing, because a task does not block.
         """
         candidates = [lane for lane in self._ready if lane not in self._entered]
         if not candidates or asyncio.current_task(self) is not None:
@@ -161,7 +162,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return True
 
     def block(self, seconds: float) -> None:
-        """Let virtual time pass while the running callback blocks; other lanes continue."""
+        """Block the running callback for virtual `seconds`, in which other lanes may run."""
         until = self._now + seconds
         if asyncio.current_task(self) is None:
             while True:
@@ -174,7 +175,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._now = max(self._now, until)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` to its end and return its result.
+        """Run the coroutine `main` to its end and return its result.
 
         Raises:
             SimulationStuckError: every task waits, and no timer is set.
@@ -301,7 +302,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing, because the loop skips a cancelled timer when its time comes."""
+        """Do nothing, because the loop ignores a cancelled timer when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         self._numbers += 1
@@ -324,7 +325,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Create a task in `lane`; tasks of one lane run in the order in which they were woken."""
+        """Create a task in `lane`; tasks of one lane run in the order in which they are ready."""
         context = copy_context() if context is None else context.copy()
         context.run(_LANE.set, lane)
         self._numbers += 1
@@ -335,7 +336,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Remember an unhandled error until `run` raises it."""
+        """Remember an unhandled error; `run` raises an AssertionError for the first."""
         self.unhandled.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:

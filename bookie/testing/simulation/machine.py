@@ -1,8 +1,8 @@
-"""One life of a process on a simulated machine: loop, clock, disk, key-value store, workers.
+"""One life of a process on a simulated machine, with clock, disk, key-value store and workers.
 
-A life begins on an image of the disk. A life ends with an orderly stop, a kill, or a power cut. The
-next life is another `SimulatedMachine` on the state that the last life left. The engine inside is
-the real code.
+A life begins with an image of the disk, and ends with an orderly stop, a kill, or a power cut. The
+next life is a new `SimulatedMachine` with the state that the last life left. The engine is the real
+code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SETTINGS: dict[str, object] = {
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Make the steps of reclaiming fit files that are a thousand times smaller than real files."""
+    """Reduce the steps of space reclaiming, for files a thousand times smaller than real files."""
     before = file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
     file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
     try:
@@ -66,7 +66,7 @@ def small_steps() -> Iterator[None]:
 
 
 class DiedError(Exception):
-    """The process was killed, or the machine lost power. The process may not handle this error."""
+    """The process was killed, or the machine lost power; the process must not catch this error."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class SimulatedClock:
         return self.loop.time()
 
     def now_ms(self) -> int:
-        """Return virtual milliseconds since 1970; a change of `started` makes this clock jump."""
+        """Return virtual milliseconds since 1970; if a test changes `started`, this time jumps."""
         return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
 
     def nonce(self) -> bytes:
@@ -97,7 +97,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The state that one life leaves to the next."""
+    """The state at the end of a life, with which the next life begins."""
 
     image: Image = field(default_factory=Image)
     boots: int = 1
@@ -120,7 +120,7 @@ _metrics: list[Metrics] = []
 
 
 def settings_with(**changes: object) -> StorageSettings:
-    """Return the settings of a small engine with `changes`; equal changes share one object."""
+    """Return `SETTINGS` with `changes`; equal changes give the same object."""
     key = tuple(sorted(changes.items()))
     found = _settings.get(key)
     if found is None:
@@ -136,9 +136,9 @@ def shared_metrics() -> Metrics:
 
 
 class SimulatedMachine:
-    """One life of a process on a machine. All randomness comes from `seed`.
+    """One life of a process on a simulated machine; all randomness comes from `seed`.
 
-    Machines of one cluster share `loop`; a machine without a loop makes its own.
+    The machines of a cluster have the same `loop`; if `loop` is None, the machine creates its own.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class SimulatedMachine:
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[Engine]:
-        """Open the real engine on this machine; a new bookie gets its index before its cookie."""
+        """Open the real engine on this machine; for a new bookie, first create the index."""
         identity = Identity(BOOKIE_ID, INSTANCE_ID, stamped_before=self.left.stamped)
         with small_steps(), locked_directories(self.disk, self.settings) as directories:
             if not self.stamped:
@@ -231,7 +231,7 @@ class SimulatedMachine:
         return results[0]
 
     def leaves(self) -> Left:
-        """Return the next life's state if this life ended now, with its whole page cache."""
+        """Return the state for the next life, if this life ended now without loss of its cache."""
         return Left(
             self.disk.freeze(),
             self.left.boots,

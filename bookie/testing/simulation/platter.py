@@ -1,22 +1,23 @@
-"""A simulated device: file contents, file names, and changes that are not durable yet.
+"""Images of a simulated file system, with changes that are not durable yet, and crashes.
 
-An `Image` is a frozen copy of a whole file system. An image keeps the bytes of each file on the
-device (`durable`) and, in order, the operations since the last sync. An image also keeps the bytes
-with which the page cache started (`base`), which differ from `durable` only after a failed sync. An
-image keeps the durable names of each directory and the operations since the last sync. Images share
-all unchanged parts, so that thousands of images are cheap.
+An `Image` is a frozen copy of a whole file system. For each file, an image has the bytes on the
+device (`durable`), and in order the operations since the last sync (`pending`). It also has the
+bytes of the page cache before these operations (`base`), which differ from `durable` only after a
+failed sync or a lost write. For each directory, an image has the durable names and the operations
+since the last sync. Images share all unchanged parts, so that thousands of images are cheap.
 
-`power_cut` makes an image that a machine may find after a power loss, by these rules:
+`power_cut` returns an image that may remain after a power loss, by these rules:
 
-* Of the unsynced operations on one file, any may have reached the device: the first few, or any
-  others. A write may be there only in part, in sectors of 512 bytes; its last sector may be torn.
-* A file may have grown to a size whose bytes never reached the device. The missing bytes are zeros,
-  or garbage that was on the device before, mostly bytes of other files.
+* Of the unsynced operations on a file, any subset may have reached the device. A write may have
+  reached it only in part, in sectors of 512 bytes; the last sector may be torn.
+* A file may have its new size, although not all new bytes reached the device. The missing bytes are
+  zeros, or garbage, mostly old bytes of other files.
 * A sync of a file makes its bytes and its size durable, but not its name.
-* Of the unsynced operations on names, either the first few are there, as in a journaling file
-  system, or any of them. An operation that needs an earlier one is only there together with it.
+* Of the unsynced operations on names, either the first few took effect, as in a journaling file
+  system, or any subset. An operation that needs an earlier operation takes effect only together
+  with it.
 
-A *kill* is simpler: the page cache and all names survive.
+After a *kill*, the page cache and all names survive.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FileWrite:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A change of size by allocation or truncation; new room contains `filled`, then zeros."""
+    """A change of a file's size; new bytes are `filled`, and then zeros."""
 
     size: int
     filled: bytes = b""
@@ -87,7 +88,7 @@ Operation: TypeAlias = FileWrite | Resize | TableCommit
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """One file. For the file of a key-value store `tables` is set, and there are no bytes."""
+    """One file; the file of a key-value store has `tables` instead of bytes."""
 
     durable: bytes = b""
     base: bytes = b""
@@ -99,9 +100,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class NameChange:
-    """One operation on a directory: `name` now means `inode`, or nothing; a rename frees `former`.
+    """One operation on a directory: `name` gets `inode`, or is removed if `inode` is None.
 
-    `made` is set when the inode is a new directory.
+    A rename also removes the name `former`.
     """
 
     directory: int
@@ -161,7 +162,7 @@ def cached(content: Content) -> bytes:
 
 
 def rename(names: Names, change: NameChange) -> None:
-    """Apply `change` to `names`, whose inner dictionaries must not be shared with an image."""
+    """Apply `change` to `names` in place; an image must not share the inner dictionaries."""
     entries = names.setdefault(change.directory, {})
     if change.former:
         entries.pop(change.former, None)
@@ -172,7 +173,7 @@ def rename(names: Names, change: NameChange) -> None:
 
 
 def live_names(image: Image) -> Names:
-    """Return the names that a running process sees."""
+    """Return the names that a running process sees, including names that are not durable yet."""
     names = {number: dict(image.names.get(number, {})) for number in sorted(image.directories)}
     for change in image.changes:
         rename(names, change)
@@ -183,7 +184,7 @@ def live_names(image: Image) -> Names:
 
 
 def kill(image: Image, choose: random.Random | None = None) -> Image:
-    """Return the image after a kill of the process: it holds all bytes that the process wrote.
+    """Return the image after a kill of the process, with all bytes that the process wrote.
 
     A commit in progress at the kill is kept or dropped at random.
     """
@@ -197,7 +198,7 @@ def kill(image: Image, choose: random.Random | None = None) -> Image:
 
 
 def tear_last_write(image: Image, inode: int, share: float) -> Image:
-    """Return the image after a kill within a file's last write: only its first part is there."""
+    """Return the image after a kill during a file's last write; the end of the write is missing."""
     content = image.contents[inode]
     if not content.pending:
         return image
@@ -213,10 +214,10 @@ def tear_last_write(image: Image, inode: int, share: float) -> Image:
 
 
 class Cut:
-    """The decisions of one power cut about unsynced operations."""
+    """The random decisions of one power cut: which unsynced operations survive."""
 
     def __init__(self, choose: random.Random, kept: str = "any") -> None:
-        """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors``, or ``any`` (random)."""
+        """`kept` is ``nothing``, ``everything``, ``prefix`` or ``sectors``; ``any`` is random."""
         self.choose = choose
         if kept == "any":
             kept = choose.choice(("prefix", "sectors", "sectors", "nothing", "everything"))
@@ -225,7 +226,7 @@ class Cut:
         self.names_in_order = choose.random() < 0.5
 
     def garbage_of(self, others: Sequence[bytes]) -> bytes:
-        """Return garbage for new room in a file: bytes of `others` from a sector on, or random."""
+        """Return garbage for new bytes of a file: bytes of one of `others`, or random bytes."""
         if others and self.choose.random() < 0.7:
             old = self.choose.choice(others)
             start = self.choose.randrange(len(old) // SECTOR) * SECTOR
@@ -233,7 +234,7 @@ class Cut:
         return self.choose.randbytes(SECTOR)
 
     def operations(self, pending: tuple[Operation, ...]) -> Iterator[Operation]:
-        """Yield the part of `pending` that reached the device, in order."""
+        """Yield the operations in `pending`, or parts of them, that reached the device."""
         choose = self.choose
         if self.kept == "nothing":
             return
@@ -253,7 +254,7 @@ class Cut:
                 yield operation
 
     def _torn(self, write: Operation) -> Iterator[Operation]:
-        """Yield the first part of a write, as if device or file system stopped in the middle."""
+        """Yield the first part of a write, as if the device stopped in the middle of the write."""
         assert isinstance(write, FileWrite)
         length = self.choose.randint(0, len(write.data))
         if self.choose.random() < 0.7:
@@ -264,7 +265,7 @@ class Cut:
             yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: FileWrite) -> Iterator[Operation]:
-        """Yield some sectors of a write, each with the same probability, drawn once per write."""
+        """Yield some sectors of a write; their probability is random, but the same in one write."""
         choose = self.choose
         share = choose.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         start = write.offset
@@ -303,7 +304,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Grow(Resize):
-    """A growth of a file whose bytes were lost: room of zeros, or of garbage from a sector on."""
+    """A growth of a file without its bytes, which become zeros or garbage."""
 
 
 def _reached(number: int, image: Image, cut: Cut) -> Content:
@@ -332,7 +333,7 @@ def _reached(number: int, image: Image, cut: Cut) -> Content:
 
 
 def _of_others(number: int, image: Image) -> list[bytes]:
-    """Return the bytes of other files on the device, including deleted files."""
+    """Return the bytes of each other file on the device, including deleted files."""
     others = [
         content.durable
         for other, content in image.contents.items()
@@ -342,7 +343,7 @@ def _of_others(number: int, image: Image) -> list[bytes]:
 
 
 def power_cut(image: Image, cut: Cut) -> Image:
-    """Return a state that the device may have after a power cut in the state `image`."""
+    """Return an image that may remain after a power cut at the moment of `image`."""
     names = {number: dict(entries) for number, entries in image.names.items()}
     for change in cut.changes(image.changes):
         rename(names, change)

@@ -1,7 +1,7 @@
-"""Replaces the random numbers and clocks that the product takes from Python by seeded ones.
+"""Replaces Python's random numbers and clocks, as far as bookie uses them, by seeded ones.
 
-The client draws jitter from `random`. The cluster takes ids from `secrets`, `uuid` and the kernel.
-Clocks come from `time`. Within `seeded_world`, all of these depend only on the seed and on virtual
+Clients take jitter from `random`. Other code takes ids from `secrets`, `uuid` and the kernel, and
+times from `time`. Within `seeded_world`, all these values depend only on the seed and on virtual
 time.
 """
 
@@ -84,7 +84,7 @@ def seeded_world(
 ) -> Iterator[LoopClock]:
     """Replace randomness, clocks, channels and metadata sessions for the duration of the block.
 
-    The garbage collector is off during the block, because it would destroy objects at random
+    Python's garbage collector is off during the block, because it would destroy objects at random
     moments.
     """
     choose = random.Random(f"world/{seed}")

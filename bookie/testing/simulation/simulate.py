@@ -1,4 +1,4 @@
-"""Runs your own code on a simulated cluster with faults; a seed determines the whole run."""
+"""Runs a function of yours on a simulated cluster with faults; a seed determines the whole run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORY_LINES_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome(Generic[T]):
-    """The result of a workload, and the story of its run."""
+    """The result of a workload, and a report of its run."""
 
     result: T
     """The value that the workload returned."""
@@ -56,17 +56,17 @@ def simulate(
     losses_max: int = 1,
     seconds_max: float = 300.0,
 ) -> SimulationOutcome[T]:
-    """Run `workload` with a client of a simulated cluster, in virtual time: waits take no time.
+    """Run `workload` with a client of a simulated cluster, in virtual time, so waits take no time.
 
-    Faults happen while the workload runs, for `fault_seconds`. Then all faults are healed, and no
-    more happen. The same arguments give the same run in any process, if the workload itself depends
-    on nothing else: see docs/testing-your-code.md.
+    While the workload runs, faults happen for `fault_seconds`. Then all faults are healed, and no
+    new faults happen. The same arguments give the same run in any process, if the workload depends
+    on nothing but its client and the virtual time: see docs/testing-your-code.md.
 
-    Call this function from the main thread, while the process uses `bookie` for nothing else.
+    Call this function from the main thread, while no other code of the process uses `bookie`.
     During the run, the clocks, randomness and channels of `bookie` are simulated.
 
     Args:
-        seed: chooses the order of all steps, the faults and their moments.
+        seed: determines the order of all steps, the faults and their times.
         workload: receives a connected client. The workload creates further clients with
             `bookie.connect(SIMULATED_URI)`.
         bookies: the number of bookies.
@@ -80,9 +80,9 @@ def simulate(
     Raises:
         BadRequestError: an argument is wrong.
         TimeoutError: the workload did not end in time.
-        AssertionError: a bookie failed in an unexpected way.
-        Exception: the error of the workload. A note of each error contains the seed and the end of
-            the story.
+        AssertionError: a bookie failed although no fault explains it.
+        Exception: an error of the workload. A note on each error contains the seed and the last
+            faults.
     """
     unknown = [kind for kind in faults if kind not in FAULTS]
     if unknown or bookies < 1:
@@ -136,7 +136,7 @@ class _Simulation:
         )
 
     def run(self, workload: Workload[T], chaos: _Chaos, seconds_max: float) -> SimulationOutcome[T]:
-        """Run the workload, from the start of the bookies to their end."""
+        """Start the bookies, run the workload, and stop the bookies."""
         loop, cluster = self.loop, self.cluster
         PROCESS.set(SimulatedProcess("director"))
         with (
@@ -182,7 +182,7 @@ class _Simulation:
 
 
 async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
-    """Cause faults for the given time, then heal all of them permanently."""
+    """Cause faults for the given time, then heal all faults for the rest of the run."""
     if not chaos.kinds:
         return
     with suppress(TimeoutError):

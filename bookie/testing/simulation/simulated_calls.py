@@ -1,8 +1,8 @@
-"""Simulated gRPC: channels and calls like those of `grpc.aio`, on a `SimulatedNetwork`.
+"""Simulated gRPC: channels and calls with the methods of `grpc.aio`, on a `SimulatedNetwork`.
 
-The real client opens its channels here, and its bytes reach the handlers of the real service. Calls
-fail like those of gRPC. The code is UNAVAILABLE for a broken or refused connection,
-DEADLINE_EXCEEDED for the call's own timeout, CANCELLED if either end cancels.
+The real client uses these channels, which pass its bytes to the handlers of the real service. Calls
+fail as in gRPC: with UNAVAILABLE if the connection is broken or refused, with DEADLINE_EXCEEDED
+after the call's timeout, and with CANCELLED if the client or the server cancels the call.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ BACKOFF_SECONDS = (0.1, 1.0)
 
 
 def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
-    """Return the error that a failed call raises."""
+    """Return the error for a failed call."""
     return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=details)
 
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """The details of a call that gRPC's generic handlers read."""
+    """The method and metadata of a call, which gRPC's generic handlers read."""
 
     method: str
     invocation_metadata: tuple[tuple[str, Any], ...]
 
 
 class SimulatedChannel:
-    """A channel to one address; it belongs to the process that opened it."""
+    """A channel to one address, which belongs to the simulated process that opened it."""
 
     def __init__(
         self, network: SimulatedNetwork, address: str, connect_timeout_seconds: float
@@ -62,7 +62,7 @@ class SimulatedChannel:
         self._is_closed = False
 
     def unary_unary(self, method: str) -> Callable[..., ClientCall]:
-        """Return a function that begins calls with one request and one answer."""
+        """Return a function that starts a call with one request and one answer."""
 
         def begin(request: bytes, timeout: float | None = None, metadata: Any = None) -> ClientCall:
             return ClientCall(self, method, metadata, request, timeout)
@@ -73,7 +73,7 @@ class SimulatedChannel:
     """Returns a function that begins calls with one request and many answers."""
 
     def stream_stream(self, method: str) -> Callable[..., ClientCall]:
-        """Return a function that begins calls with many messages in both directions."""
+        """Return a function that starts a call with many messages in both directions."""
 
         def begin(metadata: Any = None) -> ClientCall:
             return ClientCall(self, method, metadata, None, None)
@@ -87,7 +87,7 @@ class SimulatedChannel:
         await asyncio.sleep(0)
 
     def begin(self, call: ClientCall) -> None:
-        """Start `call` on the connection, or as soon as a connection exists."""
+        """Start `call` on the channel's connection, or as soon as there is a connection."""
         loop = self.network.loop
         self._calls[call] = None
         if self._is_closed:
@@ -110,7 +110,7 @@ class SimulatedChannel:
         _Handshake(self, self.network, self._connect_timeout_seconds).begin()
 
     def connected(self, connection: Connection | None, reason: str = "") -> None:
-        """Handle the end of an attempt to connect: start the waiting calls, or fail them."""
+        """Start the waiting calls after a successful attempt to connect, or fail them."""
         self._is_connecting = False
         waiting, self._waiting = self._waiting, []
         self._connection = connection
@@ -126,7 +126,7 @@ class SimulatedChannel:
 
 
 class _Handshake:
-    """One attempt to connect: a message to the server and back, before the timeout."""
+    """One attempt to connect: a message to the server and its answer, within the timeout."""
 
     def __init__(
         self, channel: SimulatedChannel, network: SimulatedNetwork, timeout_seconds: float
@@ -215,7 +215,7 @@ class ClientCall:
         return True
 
     async def initial_metadata(self) -> Any:
-        """Return the metadata that the bookie sent first; empty for a failed call."""
+        """Return the initial metadata of the bookie; empty for a failed call."""
         while self._initial is None and not self._is_done:
             await self._change()
         if self.cancelled():
@@ -223,7 +223,7 @@ class ClientCall:
         return self._initial or ()
 
     async def details(self) -> str:
-        """Return why the call failed; empty if it did not."""
+        """Return the reason why the call failed; empty if it did not fail."""
         error = self._outcome
         return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
@@ -266,7 +266,7 @@ class ClientCall:
     # --- below ---------------------------------------------------------------------------
 
     def start(self, connection: Connection) -> None:
-        """Send the request and the messages written so far on `connection`."""
+        """Begin the call on `connection`: send the request and all messages written so far."""
         if self._is_done:
             return
         self._connection = connection
@@ -306,12 +306,12 @@ class ClientCall:
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Make messages of this call that are in flight arrive later."""
+        """Delay the messages of this call that are in flight by `seconds`."""
         if self._up is not None:
             self._up.delay(seconds)
 
     def on_broken(self, reason: str) -> None:
-        """End the call, because the client has noticed that its connection broke."""
+        """End the call, because its connection broke at the client."""
         self.fail(grpc.StatusCode.UNAVAILABLE, reason)
 
     def _finish(self, outcome: BaseException | None) -> None:
@@ -337,7 +337,7 @@ class ClientCall:
 
 
 class ServerCall:
-    """The server's side of one call, which the handler receives as gRPC's context."""
+    """The server's side of one call; the handler gets it in place of gRPC's context."""
 
     def __init__(self, connection: Connection, client: ClientCall) -> None:
         self._connection = connection
@@ -376,7 +376,7 @@ class ServerCall:
         return self._metadata
 
     def peer(self) -> str:
-        """Return the client's address, of which only the host matters."""
+        """Return the client's address; only its host is meaningful."""
         return f"simulated:{self._connection.client.host}:0"
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:

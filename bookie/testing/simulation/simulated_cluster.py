@@ -1,8 +1,7 @@
-"""Bookies, clients and a metadata store in one process: real code on simulated machines.
+"""Simulated processes with bookies and clients, and a metadata store, in one real process.
 
-A bookie starts and stops like in the daemon, from its directories to its registration. Each process
-has its own session with the metadata store in memory. After a crash of a process, only its disk
-remains.
+A bookie starts and stops by the same steps as in the daemon. Each simulated process has its own
+session with the metadata store in memory. After the crash of a process, only its disk remains.
 """
 
 from __future__ import annotations
@@ -92,21 +91,21 @@ _sources: list[Sources] = []
 
 
 def metrics_of(host: str) -> Metrics:
-    """Return the metrics of a host, shared by all seeds, because creating them is slow."""
+    """Return the metrics of a host; all seeds use the same, because creating metrics is slow."""
     if host not in _metrics:
         _metrics[host] = Metrics()
     return _metrics[host]
 
 
 def client_sources() -> Sources:
-    """Return the settings of every client; they are read only once."""
+    """Return the settings of all clients, which are read only once."""
     if not _sources:
         _sources.append(Sources.read(None, CLIENT, environment={}))
     return _sources[0]
 
 
 class SimulatedSession(FaultyMemoryStore):
-    """A session whose requests take time, and may be lost before or after their effect."""
+    """A session whose requests take time; a request, or the reply to it, may be lost."""
 
     def __init__(self, cluster: SimulatedCluster, process: SimulatedProcess) -> None:
         super().__init__(STORE_NAME, session_timeout_seconds=SESSION_SECONDS, clock=cluster.clock)
@@ -136,7 +135,7 @@ class SimulatedSession(FaultyMemoryStore):
         self._session_watches.end()
 
     def reconnect(self) -> None:
-        """Restore the connection to the metadata store, if the process still lives."""
+        """Restore the connection to the metadata store, if the process is still alive."""
         if self._process.is_alive:
             super().reconnect()
 
@@ -182,7 +181,7 @@ class SimulatedSession(FaultyMemoryStore):
 
 
 class SimulatedBookie:
-    """One bookie of the simulation, over all of its lives."""
+    """One bookie of the simulation, with all of its lives."""
 
     def __init__(self, cluster: SimulatedCluster, number: int) -> None:
         self.cluster = cluster
@@ -215,7 +214,7 @@ class SimulatedBookie:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Begin a life of the bookie on the state that its last life left."""
+        """Start the bookie with the state that its last life left."""
         assert not self.is_running
         self.lives += 1
         cluster = self.cluster
@@ -240,7 +239,7 @@ class SimulatedBookie:
         )
 
     def kill(self, *, power: bool = False) -> None:
-        """End the bookie's process now; with `power`, unsynced bytes may be lost."""
+        """End the bookie's process at once; with `power`, unsynced bytes may be lost."""
         if not self.is_running or self.machine is None or self.process is None:
             return
         self._leave_image(power=power)
@@ -259,7 +258,7 @@ class SimulatedBookie:
             await asyncio.wait([self._task])
 
     def _leave_image(self, *, power: bool = False) -> None:
-        """Keep the disk as the process's end leaves it; later writes do not reach it."""
+        """Store the image of the disk at the end of the process; ignore later writes."""
         assert self.machine is not None
         assert self.process is not None
         if self._image_taken:
@@ -361,7 +360,7 @@ class SimulatedBookie:
     def _repair(
         self, store: SimulatedSession, started: StartedBookie, metrics: Metrics
     ) -> list[Coroutine[Any, Any, NoReturn]]:
-        """The repair service, if the cluster has one."""
+        """Return the coroutine of the repair service; [] if the cluster has no repair services."""
         settings, clock = self.cluster.repair, self.cluster.clock
         if settings is None:
             return []
@@ -427,14 +426,14 @@ class SimulatedClient:
         return await self.bookkeeper.__aenter__()
 
     async def read_with_key(self, bookie_id: str, ledger_id: int, key: bytes) -> ReadReply:
-        """Ask a bookie for the first entry of a ledger, with `key` as the ledger's key."""
+        """Read the first entry of a ledger from a bookie, with `key` as the ledger's key."""
         assert self.bookkeeper is not None
         channel = self.bookkeeper._connected.pool.connection(bookie_id).channel()
         command = ReadCommand(ledger_id, 0, 0, master_key=key)
         return await channel.read(command, timeout=1.0)
 
     def vanish(self) -> None:
-        """End the process: none of its later messages arrives."""
+        """End the client's process at once; none of its later messages arrives."""
         for session in self.sessions:
             if session.is_entered:
                 session.disconnect()
@@ -442,7 +441,7 @@ class SimulatedClient:
         self.cluster.live_processes.pop(self.host, None)
 
     async def aclose(self) -> None:
-        """Close the client; after `vanish`, other processes do not notice the close."""
+        """Close the client; after `vanish`, other processes do not notice this."""
         if self.bookkeeper is not None:
             await self.bookkeeper.aclose()
         if self.process.is_alive:
@@ -451,7 +450,7 @@ class SimulatedClient:
 
 
 class SimulatedCluster:
-    """The processes of one seed, with their network, metadata store and story."""
+    """The simulated processes of one seed, with network, metadata store and a report of events."""
 
     def __init__(
         self,
@@ -502,7 +501,11 @@ class SimulatedCluster:
                 future.set_result(bookie)
 
     async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
-        """Return which of the ledgers the bookies still store; wake their garbage collectors."""
+        """Return a sentence for each of the ledgers that a bookie still stores.
+
+        Bookies that are not running also get a sentence. If there is a sentence, the function wakes
+        garbage collectors.
+        """
         left = []
         for bookie in self.bookies:
             if bookie.node is None or bookie.garbage is None:
@@ -520,12 +523,12 @@ class SimulatedCluster:
         return left
 
     def note(self, text: str) -> None:
-        """Add a line to the seed's story; the line also enters the loop's trace."""
+        """Add a line to the report of events, and to the loop's checksum `trace`."""
         self.loop.note(text)
         self.notes.append(f"{self.loop.time():10.4f}  {text}")
 
     def open_store(self, uri: str, **_: Any) -> SimulatedSession:
-        """Replace `bookie.metadata.connect.open_store` by a simulated session."""
+        """Return a simulated session; replaces `bookie.metadata.connect.open_store`."""
         process = PROCESS.get()
         assert uri == SIMULATED_URI
         session = SimulatedSession(self, process)
@@ -560,7 +563,7 @@ class SimulatedCluster:
             await asyncio.sleep(0.05)
 
     def forget(self) -> None:
-        """Drop the metadata records of this seed's cluster."""
+        """Free the metadata records of this seed's cluster."""
         forget_tree(STORE_NAME)
 
 

@@ -1,7 +1,7 @@
-"""A network in virtual time: processes, connections, and one ordered pipe per call and direction.
+"""A network in virtual time, with processes, connections, and two ordered pipes for each call.
 
-Messages of one call and direction arrive in the order of sending, like on TCP. Messages of
-different calls may overtake each other. A message is lost only together with its connection:
+The messages of one call in one direction arrive in the order of sending, as with TCP. Messages of
+different calls may overtake each other. A message is lost only if its connection breaks:
 
 =================  =================================================================================
 fault              what happens
@@ -17,7 +17,8 @@ slow link          each message takes longer
 crash of a process its connections break; messages that it sent before may still arrive
 =================  =================================================================================
 
-A `SimulatedProcess` sends and receives. `PROCESS` is the process that runs the current task.
+The sender and the receiver of a message are `SimulatedProcess` objects. The context variable
+`PROCESS` is the process that runs the current task.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LATE_SECONDS = (0.3, 4.0)
 
 
 class SimulatedProcess:
-    """One life of a process on a host; a crash ends it."""
+    """One life of a process on a host, which a crash ends."""
 
     def __init__(self, host: str, life: int = 0) -> None:
         self.host = host
@@ -66,7 +67,7 @@ PROCESS: ContextVar[SimulatedProcess] = ContextVar("process")
 
 
 class Pipe:
-    """One direction of one call. Messages take some time, and arrive in the order of sending."""
+    """One direction of one call; messages take some time, and arrive in the order of sending."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Pipe:
 
 
 class Connection:
-    """A connection between two processes; calls register their reaction to its break."""
+    """A connection between two processes; if it breaks, it calls `on_broken` of its calls."""
 
     def __init__(
         self, network: SimulatedNetwork, client: SimulatedProcess, server: SimulatedProcess
@@ -151,7 +152,7 @@ class Connection:
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
-        """True if the client has abandoned this connection and calls `method` on another one."""
+        """True if the client has abandoned this connection, and calls `method` on a newer one."""
         return not self.is_client_open and any(
             call.method == method
             for other in self.client.connections
@@ -160,7 +161,7 @@ class Connection:
         )
 
     def leave_behind(self, seconds: float) -> None:
-        """Break the client's end now; the server's end still accepts late messages for a while."""
+        """Break the client's end now; the server's end accepts late messages for a while."""
         loop = self.network.loop
         lane = loop.new_lane()
         for call in self.client_calls:
@@ -170,7 +171,7 @@ class Connection:
         loop.call_in_lane_at(lane, later, self._break_server, "keepalive found no peer")
 
     def break_up(self, reason: str) -> None:
-        """Break both ends of the connection, one at once and the other a little later."""
+        """Break both ends of the connection, one end at once and the other shortly after."""
         network = self.network
         first, second = self._break_client, self._break_server
         if network.choose.random() < 0.5:
@@ -199,7 +200,7 @@ class Connection:
 
 
 class SimulatedPort:
-    """An address at which a process listens. `service` finds the handler of a method."""
+    """An address at which a process listens; `service` returns the handler of a method."""
 
     def __init__(self, process: SimulatedProcess, service: Callable[[Any], Any]) -> None:
         self.process = process
@@ -207,7 +208,7 @@ class SimulatedPort:
 
 
 class SimulatedNetwork:
-    """The links between hosts, their faults, and the ports."""
+    """The links between hosts, with their faults, and the ports at which processes listen."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         self.loop = loop
@@ -227,7 +228,7 @@ class SimulatedNetwork:
         self._ports[address] = port
 
     def find(self, address: str) -> SimulatedPort | None:
-        """Return the port that now listens at `address`; None without one."""
+        """Return the port at `address`; None if no live process listens there."""
         port = self._ports.get(address)
         return port if port is not None and port.process.is_alive else None
 
@@ -270,7 +271,7 @@ class SimulatedNetwork:
             self.loop.call_in_lane_at(self.loop.new_lane(), later, self._lose, link)
 
     def heal(self, source: str, target: str) -> None:
-        """Undo one `cut`; after the last one, the held messages arrive soon."""
+        """Undo one `cut`; when all cuts of the link are undone, the held messages arrive soon."""
         link = (source, target)
         left = self._cuts.get(link, 0) - 1
         if left > 0:
@@ -281,14 +282,14 @@ class SimulatedNetwork:
             pipe.resume()
 
     def holds(self, source: str, target: str, pipe: Pipe) -> bool:
-        """True if `pipe` must wait; the network resumes the pipe when the link is healed."""
+        """True if the link is cut, so that `pipe` must wait; `heal` then resumes the pipe."""
         if not self.is_cut(source, target):
             return False
         self._held.setdefault((source, target), {})[pipe] = None
         return True
 
     def reset(self, host: str, other: str, connections: list[Connection]) -> int:
-        """Break the connections in `connections` between the two hosts; return their number."""
+        """Break those of `connections` that are between the two hosts; return their number."""
         found = [item for item in connections if item.hosts == {host, other}]
         for connection in found:
             connection.break_up("the connection was reset")
@@ -296,13 +297,13 @@ class SimulatedNetwork:
         return len(found)
 
     def crash(self, process: SimulatedProcess) -> None:
-        """End a process; its peers soon notice that their connections break."""
+        """End a process at once; its peers notice soon that their connections break."""
         process.is_alive = False
         for connection in list(process.connections):
             connection.break_up("the peer is gone")
 
     def _lose(self, link: tuple[str, str]) -> None:
-        """Break the connections over a link that was cut for too long."""
+        """Break the connections between the hosts of a link, if the link is still cut."""
         if link not in self._cuts:
             return
         for port in list(self._ports.values()):
@@ -312,6 +313,6 @@ class SimulatedNetwork:
 
 
 def run_in(process: SimulatedProcess) -> Context:
-    """Return a context for a task that runs in `process`."""
+    """Return the context for a new task of `process`."""
     context: Context = process.context.copy()
     return context

@@ -1,9 +1,10 @@
 """A key-value store on a simulated disk, with the promises and the failures of LMDB.
 
-The store's content is a value that belongs to the file ``data.mdb``. A reader keeps the value of
-its start, and a commit replaces the value. A commit is durable when it returns; a crash before that
-leaves the old or the new value. The file is created like LMDB creates it. The file's first pages
-and its name are written without a sync, and the first commit makes them durable.
+The content of the store is a Python object that belongs to the file ``data.mdb``. A read
+transaction sees the content at its start, and a commit replaces the content. A commit is durable
+when it returns; a crash before that leaves the old or the new content. As with LMDB, the first
+pages and the name of a new file are written without a sync, and the first commit makes them
+durable.
 
 Source: the system calls of LMDB 0.9 when it opens, commits and fails.
 """
@@ -99,12 +100,12 @@ class SimulatedStore:
 
     @contextmanager
     def write(self) -> Iterator[SimulatedTransaction]:
-        """Yield a transaction, which is durable when the block has ended without an error.
+        """Yield a write transaction, which is durable when the block has ended without an error.
 
-        A ``kv_write`` fault fails the write of the pages; with ENOSPC, the device is full. A
-        ``kv_sync`` fault fails the sync of the pages. A ``kv_meta`` fault fails the write of the
-        meta page. After a ``kv_meta`` fault, the state on the device is unknown, and reads fail.
-        After any failure except a full device, all later transactions fail.
+        The fault ``kv_write`` makes the write of the pages fail; with ENOSPC, the device is full.
+        The fault ``kv_sync`` makes the sync of the pages fail. The fault ``kv_meta`` makes the
+        write of the meta page fail; then the state on the device is unknown, and reads fail, too.
+        After any fault except a full device, all later write transactions fail.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"

@@ -1,10 +1,10 @@
-"""Simulated threads run blocking work in the event loop, at moments that the seed chooses.
+"""Simulated threads, which run blocking work in the event loop at moments that the seed chooses.
 
-Each thread is a lane of the loop. In each disk call (`pause`), the seed may let callbacks of other
-lanes run before the call continues. Real threads interleave in the same way. For example, the
-engine accepts adds between the write and the sync of a block, or the journal continues during an
-index transaction. Interleaved calls nest like a stack: a call continues when all inner calls have
-ended. Results reach the loop in order, sometimes at once and sometimes late.
+Each thread is a lane of the loop. In each disk call (`pause`), callbacks of other lanes may run
+before the call continues, as with real threads; the seed decides. For example, the engine accepts
+adds between the write and the sync of a block, or the journal continues during an index
+transaction. Such calls are nested: a call continues only after all calls that began within it have
+ended. Results of a thread reach the event loop in order, some at once and others later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_SECONDS_MAX = 0.001
 
 
 class SimulatedWorker(Generic[T, R]):
-    """A worker thread that handles queued items in batches."""
+    """A simulated thread that handles queued items in batches."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class SimulatedWorker(Generic[T, R]):
 
 
 class _Pool:
-    """One thread that runs one function after another."""
+    """A simulated thread that runs one function after another."""
 
     def __init__(self, lane: int, hand_back: int) -> None:
         self.lane = lane
@@ -110,7 +110,7 @@ class _Pool:
 
 
 class SimulatedWorkers:
-    """Simulated threads; `interleaving` is the share of disk calls that let other lanes run."""
+    """Makes simulated threads; `interleaving` is the share of disk calls that run other lanes."""
 
     def __init__(self, loop: SimulatedLoop, seed: int, interleaving: float = 0.0) -> None:
         self.loop = loop
@@ -119,7 +119,7 @@ class SimulatedWorkers:
         self._pools: dict[str, _Pool] = {}
 
     def pause(self) -> None:
-        """Let other lanes run, as if a thread were in a system call."""
+        """Perhaps let callbacks of other lanes run, as if this thread were in a system call."""
         if self._interleaving and self._random.random() < self._interleaving:
             for _ in range(self._random.randint(1, 4)):
                 if not self.loop.step_other():
@@ -134,7 +134,7 @@ class SimulatedWorkers:
             self.loop.call_in_lane(lane, work)
 
     def hands_back_at_once(self) -> bool:
-        """True if the event loop receives a result when the thread posts it."""
+        """True if the event loop gets a thread's result at once, not later."""
         return not self._interleaving or self._random.random() < 0.5
 
     def batch_worker(

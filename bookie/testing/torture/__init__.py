@@ -1,4 +1,4 @@
-"""Repeatedly breaks a local cluster while clients use a log: ``bookie torture``.
+"""``bookie torture``: disturbs a local cluster again and again while clients use a log.
 
 | module | content |
 |---|---|

@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class TortureClients:
-    """The reading clients of one log; they report the records that they see to `histories`."""
+    """The reading clients of one log, which record in `histories` the records that they get."""
 
     def __init__(
         self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
@@ -38,7 +38,7 @@ class TortureClients:
         self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
 
     def works(self) -> list[Coroutine[None, None, None]]:
-        """Return one coroutine per client, which runs until it is cancelled."""
+        """Return a coroutine for each client; each coroutine runs until it is cancelled."""
         return [
             *(self._follow(f"reader {number}", number) for number in self._histories),
             self._follow("reader of all", None),
@@ -118,7 +118,7 @@ class TortureClients:
                 history.commits.setdefault(cursor, []).append(found.value.offset)
 
     def behind(self) -> list[str]:
-        """Return a sentence about each reader and cursor that has not reached the end."""
+        """Return a sentence for each reader and cursor that is not at the end of the log."""
         found = []
         for number, history in self._histories.items():
             for name, records in history.readers.items():
@@ -135,12 +135,12 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """Return the offset of a record, and the number that its producer gave it."""
+    """Return a record's offset and the number that its writer gave it; -1 for a wrong value."""
     return record.offset, sequence_of(record.partition, record.value)
 
 
 async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
-    """Read a whole partition; call this when all writers have ended."""
+    """Return all records of a partition; call this when all writers have ended."""
     reader = await bk.log_reader(log, partition=partition)
     async with aclosing(reader.batches()) as batches:
         return [seen(record) async for batch in batches for record in batch]

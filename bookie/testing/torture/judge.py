@@ -1,4 +1,4 @@
-"""Checks the reports of all clients of a torture run against the rules of a log.
+"""Checks the records that all clients of a torture run got against the rules of a log.
 
 ============ =====================================================================================
 rule         broken if
@@ -28,7 +28,7 @@ EXAMPLES_MAX = 5
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """The reports of all clients about one partition, which one producer wrote."""
+    """The acknowledgements, records and cursors of one partition that all clients have seen."""
 
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
     """The offsets reported to writers, by record number; more than one offset is an error."""

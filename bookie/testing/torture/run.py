@@ -1,9 +1,9 @@
 """One run of ``bookie torture``: a local cluster, its clients and its faults.
 
-Each bookie is a process behind a relay, which can cut off the bookie. The run disturbs one bookie
-or writer at a time. The next fault comes only when all bookies are registered and every writer gets
-acknowledgements again. Only one bookie of a run may lose its disks. With an ack quorum of 2, each
-acknowledged record has a copy on another bookie.
+Each bookie is a process behind a relay, which can stop the bookie's traffic. The run disturbs one
+bookie or writer at a time. The next fault begins only after all bookies are registered and every
+writer gets acknowledgements again. In a run, only one bookie may lose its disks. The ack quorum is
+2, so each acknowledged record has a copy on another bookie.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHOLE_SECONDS_MAX = 90.0
 
 
 class StuckError(BookieError):
-    """The cluster or a client did not recover after the end of a fault."""
+    """The cluster or a writer did not recover in time after a fault."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Torture:
         self._lanes: list[Lane] = []
 
     async def run(self, advance: Callable[[int], None]) -> TortureOutcome:
-        """Cause faults for the given time, let the clients read the whole log, and judge."""
+        """Cause faults for the run's time, let the clients read the whole log, check the rules."""
         async with (
             local_cluster(self._directory / "cluster", bookies=BOOKIES) as cluster,
             asyncio.TaskGroup() as tasks,
@@ -190,7 +190,7 @@ class Torture:
     async def _linked(
         self, cluster: LocalCluster, tasks: asyncio.TaskGroup
     ) -> AsyncGenerator[None, None]:
-        """Put a relay in front of each bookie; the bookies register the relays' ports."""
+        """Put a relay in front of each bookie, and restart the bookies to register its port."""
         try:
             for bookie in cluster.bookies:
                 link = NetworkLink(tasks)
@@ -214,7 +214,7 @@ class Torture:
         await bookie.start({"BOOKIE_LISTEN__ADVERTISED_PORT": str(port)})
 
     async def _torment(self, cluster: LocalCluster, bk: BookKeeper) -> None:
-        """Cause one fault after another until the time is over."""
+        """Cause one fault after another until the run's time is over."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._seconds
         await self._until_whole(bk, "at the start")
@@ -275,7 +275,7 @@ class Torture:
         await self._start(cluster, bookie)
 
     async def _until_whole(self, bk: BookKeeper, when: str) -> None:
-        """Wait until every bookie is registered, and each writer has new acknowledgements."""
+        """Wait until every bookie is registered, then for new acknowledgements of each writer."""
         try:
             async with asyncio.timeout(WHOLE_SECONDS_MAX):
                 while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (there is no event for it)

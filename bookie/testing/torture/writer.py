@@ -1,9 +1,9 @@
-"""One writer of ``bookie torture``, as a process that can be killed and paused.
+"""The program of a writer process of ``bookie torture``, which can be killed and paused.
 
 The process owns a partition and appends numbered records until it is killed or fails. For each
 acknowledged record, the process prints the record's number and offset. The next writer begins with
-the first number that was not acknowledged. A record with this number that is already in the log is
-not appended again.
+the first number that was not acknowledged. If the log already has this record, its producer number
+prevents a second copy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def write(metadata: str, log: str, partition: int, first: int) -> None:
 
 
 def main() -> int:
-    """Write as the arguments say: metadata URI, log, partition, first number."""
+    """Run the writer; the process's arguments are metadata URI, log, partition and first number."""
     stop_with_parent()
     metadata, log, partition, first = sys.argv[1:]
     try:
