@@ -65,7 +65,7 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the options that the columns carry; {} unless they are all columns of one table.
+    """Return the table's options in the columns' metadata; {} unless `schema` is a whole table's.
 
     If a user selects some columns of a table and writes them elsewhere, the table's options have no
     effect.

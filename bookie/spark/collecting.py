@@ -1,7 +1,7 @@
 """Collect the rows of a frame in the driver, with retries on a busy machine.
 
 Spark serves the rows on a socket, and closes the socket if the driver does not connect in time. The
-error is CANNOT_OPEN_SOCKET. PySpark 4.3 then raises an UnboundLocalError instead of the real error.
+driver then gets the error CANNOT_OPEN_SOCKET, but PySpark 4.3 raises an UnboundLocalError instead.
 """
 
 from __future__ import annotations

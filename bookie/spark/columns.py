@@ -80,15 +80,15 @@ class SourceColumns:
         return StructType([StructField(renamed.get(one, one), kinds[one]) for one in self.names])
 
     def arrow_schema(self) -> pa.Schema:
-        """Return the exact Arrow schema that Spark wants for the columns."""
+        """Return the exact Arrow schema that Spark requires for the columns."""
         return to_arrow_schema(self.schema(), timezone="UTC")
 
 
 def take_log_columns(options: SparkOptions, *, is_kafkas: bool) -> SourceColumns:
-    """Take from the options the columns for a read of logs.
+    """Parse the options that choose the columns for a read of logs.
 
     Raises:
-        BadRequestError: there is no such column.
+        BadRequestError: an option names a column that does not exist.
     """
     names = [one for one in LOG_COLUMNS if one != "headers"]
     if options.take_flag("includeHeaders", False):
@@ -98,10 +98,10 @@ def take_log_columns(options: SparkOptions, *, is_kafkas: bool) -> SourceColumns
 
 
 def take_ledger_columns(options: SparkOptions) -> SourceColumns:
-    """Take from the options the columns for a read of ledgers.
+    """Parse the options that choose the columns for a read of ledgers.
 
     Raises:
-        BadRequestError: there is no such column.
+        BadRequestError: an option names a column that does not exist.
     """
     return SourceColumns(_chosen(options, list(LEDGER_COLUMNS), {}))
 

@@ -40,7 +40,7 @@ class SparkConnection:
     """The version of bookie that planned the query. A task with another version refuses to run."""
 
     def client(self) -> SyncBookKeeper:
-        """Return the client that all users in this process share.
+        """Return a client of the cluster; all code in this process gets the same client.
 
         Raises:
             ConfigurationError: this process has another version of bookie than the process that
@@ -75,7 +75,7 @@ class SparkConnection:
 
 
 def take_connection(options: SparkOptions) -> SparkConnection:
-    """Take the connection from the options of a read or a write.
+    """Parse the options that say how to connect to the cluster.
 
     Raises:
         BadRequestError, ConfigurationError: an option is missing or wrong.

@@ -15,9 +15,9 @@ from bookie.spark.connecting import package_differs
 
 
 def cores(spark: SparkSession) -> int:
-    """Return the number of tasks that Spark runs at the same time; 2 if Spark does not tell it.
+    """Return the number of tasks that Spark runs at the same time; 2 if the number is unknown.
 
-    Spark Connect does not tell it.
+    Spark Connect does not report the number.
     """
     try:
         return spark.sparkContext.defaultParallelism

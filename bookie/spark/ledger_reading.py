@@ -31,7 +31,7 @@ def find_ledgers(
 ) -> list[FoundLedger]:
     """Return the ledgers of a selection that have entries, in the order of ids.
 
-    No ledger is fenced.
+    The function fences no ledger.
 
     Raises:
         NoSuchLedgerError: the selection names a single ledger by its id, and this ledger does not

@@ -57,7 +57,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Add to the message of a LogTruncatedError within the block how the query can continue."""
+    """Add to each LogTruncatedError of the block a text that says how the query can continue."""
     try:
         yield
     except LogTruncatedError as error:

@@ -90,7 +90,7 @@ class SparkOptions:
         return int(number) * unit
 
     def take_names(self, name: str, *aliases: str) -> list[str] | None:
-        """Return the names in an option, which are separated by commas."""
+        """Return the names in an option's value, where commas separate them."""
         text = self.take(name, *aliases)
         if text is None:
             return None

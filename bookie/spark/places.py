@@ -7,10 +7,10 @@ option                  values                           meaning
                                                          -1 latest
 ``startingTimestamp``   ms since 1970, ISO 8601, JSON    the first record of this time or later;
                                                          JSON: by log and partition
-``endingOffsets``       ``latest``, JSON                 batch only; the record at the offset is not
-                                                         read
-``endingTimestamp``     as above                         batch only; records of this time or later
-                                                         are not read, up to the first of them
+``endingOffsets``       ``latest``, JSON                 batch only; the read ends before the record
+                                                         at the offset
+``endingTimestamp``     as above                         batch only; the read ends before the first
+                                                         record of this time or later
 ======================= ================================ ===========================================
 
 ``startingOffsetsByTimestamp`` and ``endingOffsetsByTimestamp`` are Kafka's names of the options for
@@ -54,7 +54,7 @@ class ReadPlace:
 
 
 def take_start(options: SparkOptions, default: int) -> ReadPlace:
-    """Take from the options the place where a read begins.
+    """Parse the options that say where a read begins.
 
     Raises:
         BadRequestError: an option does not name a place.
@@ -64,7 +64,7 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
 
 
 def take_end(options: SparkOptions) -> ReadPlace:
-    """Take from the options the place where a batch read ends.
+    """Parse the options that say where a batch read ends.
 
     Raises:
         BadRequestError: an option does not name a place, or names the earliest record.

@@ -5,8 +5,8 @@ option                 Kafka's name               what it selects
 ====================== ========================== ==================================================
 ``log``, or ``path``                              one log
 ``logs``               ``subscribe``              logs, with commas between the names
-``logPattern``         ``subscribePattern``       logs whose whole name matches; also later ones
-``partitions``         ``assign``                 JSON: ``{"orders": [0, 2]}``
+``logPattern``         ``subscribePattern``       logs whose whole name matches, also future logs
+``partitions``         ``assign``                 partitions as JSON: ``{"orders": [0, 2]}``
 ``ledgers``                                       ledgers by id: ``1,2,10-20``
 ====================== ========================== ==================================================
 
@@ -133,7 +133,7 @@ class Surveys:
 
 
 def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
-    """Take from the options the selection of logs or ledgers.
+    """Parse the options that select logs or ledgers.
 
     Raises:
         BadRequestError: the options select nothing, or select in more than one way.
@@ -170,7 +170,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
     """Read the state of the selected logs; remember which logs are missing.
 
-    `Surveys.require_named` refuses missing ones.
+    `Surveys.require_named` raises an error about missing logs that the options name.
     """
     names = selection.names
     if selection.pattern:
@@ -233,7 +233,7 @@ def _checked(log: str) -> str:
     """Return a log's name in the cluster's spelling.
 
     Raises:
-        BadRequestError: `log` is no name of a log.
+        BadRequestError: `log` is not a valid log name.
     """
     LogPartition(LogName.parse(log))
     return str(LogName.parse(log))

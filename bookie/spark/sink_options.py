@@ -86,7 +86,7 @@ def take_sink(
     is_stream: bool,
     filled_by_log: Collection[str] = (),
 ) -> SinkSettings:
-    """Take the settings of a write from the options and the columns of a frame.
+    """Parse the options and the columns of a frame that is to be written.
 
     `filled_by_log` has lower-case names of columns of the frame. These columns must be empty,
     because the log sets their values.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class BookKeeperSource(DataSource):
     """The source ``format("bookkeeper")``.
 
-    The constructor does nothing else, because Spark creates several objects.
+    The constructor only stores the options, because Spark creates several objects.
     """
 
     @classmethod

@@ -155,7 +155,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
         """Return the tasks of a batch; a repeated batch has the same records.
 
-        Only the two offsets decide which records are read. So a batch also reads logs that the
+        `start` and `end` alone decide which records are read. So a batch also reads logs that the
         options no longer name.
 
         Raises:
@@ -169,10 +169,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _patiently(lambda: self._tasks(begins, StreamOffset(behind, last.log_ids)))
 
     def commit(self, end: Given) -> None:
-        """Do nothing: Spark keeps the offsets."""
+        """Do nothing, because Spark itself stores the offsets."""
 
     def stop(self) -> None:
-        """Do nothing: the client belongs to the process."""
+        """Do nothing, because other queries of the process use the same client."""
 
     # ---- in a task
 
@@ -256,7 +256,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
-        """Read the logs' state, and find the end of an unlimited batch that starts at `begin`."""
+        """Read the logs' state, and find the end of a batch from `begin` that has no limit."""
         surveys = self._survey()
         begins = self._still_there(begin, surveys)
         if self.source.fail_on_data_loss:

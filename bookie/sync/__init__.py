@@ -46,7 +46,7 @@ loop, because task groups and timeouts inside the manager require this.
 | `loop_thread` | the loop of this process, forks, `Resident` |
 | `iterator` | async generators as plain iterators |
 | `handles` | `SyncHandle`, writers and readers of ledgers |
-| `forwarding` | verbs with the arguments of their async ones |
+| `forwarding` | synchronous methods made from async methods |
 | `log_handles` | writers and publishers of logs, cursors, surveys |
 | `given_records` | records of batches, one by one |
 | `log_reader` | readers of logs |

@@ -89,7 +89,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Connect, as `with` does. Call `close` to end the connection.
+        """Connect, as a `with` statement does; call `close` to end the connection.
 
         Raises:
             BadRequestError: the client is connected already, or was closed.
@@ -99,7 +99,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close all connections; open writers stay unclosed and fail, see `BookKeeper`.
+        """Close all connections; the ledgers of open writers stay open, see `BookKeeper`.
 
         A second call does nothing.
         """
@@ -157,7 +157,10 @@ class SyncBookKeeper(SyncHandle, Closing):
         timeout: float | None = None,
         **place: Unpack[ReaderKeywords],
     ) -> SyncLogReader:
-        """Return a reader of a log; see `BookKeeper.log_reader`. `timeout` limits each wait."""
+        """Return a reader of a log; see `BookKeeper.log_reader`.
+
+        `timeout` limits each wait for records.
+        """
         check_timeout(timeout)
         opening = self._handle.log_reader(name, partition=partition, **place)
         return SyncLogReader(self._home, self._run(opening, timeout), timeout)
@@ -170,10 +173,11 @@ class SyncBookKeeper(SyncHandle, Closing):
         timeout: float | None = None,
         **place: Unpack[ReaderKeywords],
     ) -> SyncIterator[LogRecord]:
-        """Yield the records of a log; see `BookKeeper.read_log`. Threads exchange whole batches.
+        """Yield the records of a log; see `BookKeeper.read_log`.
 
-        With a `timeout`, `next` raises OperationTimeoutError if no record came within that time.
-        The next call of `next` waits again.
+        The event loop passes whole batches to the caller's thread. With a `timeout`, `next` raises
+        OperationTimeoutError if no record came within that time. The next call of `next` waits
+        again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))

@@ -177,7 +177,7 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Entry]:
-        """Yield entries in order; see `ReaderHandle.read`. Threads exchange whole batches."""
+        """Yield entries in order, read in whole batches; see `ReaderHandle.read`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         pump = self._pump(source, BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))

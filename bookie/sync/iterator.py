@@ -145,8 +145,8 @@ class Pump(Generic[T]):
 class SyncIterator(Iterator[T], Closing):
     """A plain iterator over an async generator, which is read a few items in advance.
 
-    The iteration ends with `close`, at the end of its `with` block, or when the iterator is
-    dropped. In all three cases the generator is cancelled in the loop. If an item takes longer than
+    The iteration ends with `close`, at the end of a `with` block, or when the iterator is garbage
+    collected. In all three cases the event loop cancels the generator. If an item takes longer than
     the timeout, `next` raises OperationTimeoutError; the caller can then continue the iteration.
     """
 

@@ -49,7 +49,7 @@ class LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def require_caller(self) -> None:
-        """Raise an error if the calling thread must not wait for the loop, or cannot.
+        """Raise an error if the calling thread must not, or cannot, wait for this loop.
 
         Raises:
             BadRequestError: an event loop runs in the calling thread.
@@ -111,7 +111,7 @@ class Resident(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """True between entry and exit of the context manager, in the process that entered it."""
+        """True while the context manager is entered, in the process that entered it."""
         life = self._life
         return life is not None and not life.done() and self._home.pid == os.getpid()
 
@@ -271,7 +271,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def late(timeout: float | None) -> OperationTimeoutError:
-    """Return the error for a call that took too long."""
+    """Return the error for a call that lasted longer than `timeout` seconds."""
     return OperationTimeoutError(
         f"the call did not end within {timeout} seconds; its outcome is unknown"
     )

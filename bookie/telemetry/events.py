@@ -208,7 +208,7 @@ def _render_console(line: dict[str, Any], *, colors: bool) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a value as text, in quotes if the text has spaces or is empty."""
+    """Return a value as text, with quotes if the text is empty or has spaces."""
     text = str(value)
     return repr(text) if not text or any(letter.isspace() for letter in text) else text
 

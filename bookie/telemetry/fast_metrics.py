@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FastCounter:
-    """A counter that only the event loop's thread writes."""
+    """A counter that only the event loop's thread may change."""
 
     __slots__ = ("_name", "_text", "value")
 
@@ -40,7 +40,7 @@ class FastCounter:
 
 
 class FastHistogram:
-    """A histogram that only the event loop's thread writes."""
+    """A histogram that only the event loop's thread may change."""
 
     __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")
 

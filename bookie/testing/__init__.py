@@ -19,10 +19,10 @@ relay, which can stop the traffic. A kill of a bookie is simulated: see the meth
 
 | module | content |
 |---|---|
-| `bookie_cluster`, `sync_bookie_cluster` | the clusters and their commands |
+| `bookie_cluster`, `sync_bookie_cluster` | the clusters and their methods |
 | `bookie_lives` | one bookie, which can be stopped, killed and started again |
 | `link` | the relay in front of a bookie |
-| `mortal_disk` | files that a killed bookie cannot reach |
+| `mortal_disk` | files that a bookie cannot change after its kill |
 | `faulty_memory` | the metadata store in memory, with faults of its sessions |
 | `simulation` | whole clusters in virtual time |
 | `torture` | real processes, killed or disturbed while they use a log: ``bookie torture`` |

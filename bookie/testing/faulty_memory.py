@@ -5,9 +5,9 @@
 ``disconnect``         no request or event passes until ``reconnect``; the session is doubtful at
                        once, lost after 5/6 of its timeout, and ended by the server after 6/6
 ``latency_seconds``    the duration of each request
-``lost_requests``      the number of next writes whose requests are lost
-``lost_replies``       the number of next writes that are executed, but whose replies are lost
-``hold_watches``       events are held back, as by a lagging follower, until ``release_watches``
+``lost_requests``      the next so many writes get lost before they are executed
+``lost_replies``       the next so many writes are executed, but their replies get lost
+``hold_watches``       events arrive only after ``release_watches``, as from a lagging follower
 ====================== ===========================================================================
 
 The store runs only in the caller's event loop, so that it also works in virtual time.

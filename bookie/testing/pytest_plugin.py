@@ -1,9 +1,9 @@
 """Fixtures for pytest, which finds this module automatically if bookie is installed.
 
 ====================== ============================================================================
-`bookie_cluster`       the function `bookie.testing.cluster`, to be entered in the test's own loop:
-                       ``async with bookie_cluster(bookies=3) as c``. So it works with every plugin
-                       that runs async tests on asyncio
+`bookie_cluster`       the function `bookie.testing.cluster`, for use in the test's own event loop:
+                       ``async with bookie_cluster(bookies=3) as c``. So the fixture works with
+                       every plugin that runs async tests on asyncio
 `sync_bookie_cluster`  three running bookies for `bookie.sync`
 ====================== ============================================================================
 

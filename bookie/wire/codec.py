@@ -1,8 +1,8 @@
 """Encodes and parses the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-Generated protobuf code would need Python work for each entry. Here, a batch of a thousand entries
-costs a few copies of arrays. The arrays of entry sizes and of id steps are copied between numpy and
-the message as they are in memory. A parsed payload is a view of the message.
+Generated protobuf code would need Python work for each entry. With this module, a batch of a
+thousand entries costs a few copies of arrays. Entry sizes and id steps have the same bytes in a
+message as in a numpy array. A parsed payload is a view of the message.
 ``proto/bookie/v1/bookie.proto`` defines the contract. Like generated code, this module writes
 fields in the order of their numbers and omits defaults.
 
@@ -387,9 +387,9 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
     """Scan an answer to a read; return its request id, and the fields for `read_reply_of`.
 
-    Answers on a stream are parsed in two steps. First the request id tells which request is
-    answered, because an answer does not contain its ledger id. Then a malformed reply fails only
-    its own request, not the stream.
+    Answers on a stream are parsed in two steps, because an answer does not contain its ledger id.
+    The first step finds the request id, and so the request with the ledger id. The second step is
+    `read_reply_of`: a malformed reply then fails only its own request, not the stream.
 
     Raises:
         BadRequestError: The bytes are not a message.

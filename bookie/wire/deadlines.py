@@ -5,10 +5,10 @@ one entry, and nearly every timer would be cancelled.
 
 Deadlines count only the time in which the event loop ran. A program may block its event loop, or
 the process may be stopped. After such a pause, the loop first finds passed deadlines, and only then
-reads the answers that arrived during the pause. These calls must not time out. So the timer fires
-at least every half second. If the timer fires late, all deadlines are moved by the length of the
-pause. A deadline that has passed in spite of this move gets half a second more, but only once. So
-calls can time out even if an event loop is always late.
+reads the answers that arrived during the pause. The calls of these answers must not time out. So
+the timer fires at least every half second. If the timer fires late, all deadlines are moved by the
+length of the pause. A deadline that has passed in spite of this move gets half a second more, but
+only once. So calls can time out even if an event loop is always late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_SECONDS: Final = 0.5
 
 
 def is_being_cancelled() -> bool:
-    """True if someone cancelled the current task, and not only the call for which it waits."""
+    """True if the current task was cancelled, and not only the call for which the task waits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

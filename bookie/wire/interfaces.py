@@ -86,7 +86,7 @@ class EntryNode(Protocol):
         """
 
     def add_unnamed(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
-        """Do `add` for a client that named no incarnation of the bookie."""
+        """Like `add`, for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
         """Return the same reply as `read` if it is available at once; otherwise None."""
@@ -112,7 +112,7 @@ class BookieNode(EntryNode, Protocol):
 
     @property
     def instance_id(self) -> str:
-        """The id of the cluster that the bookie belongs to."""
+        """The id of the bookie's cluster."""
 
     @property
     def bookie_id(self) -> str:

@@ -4,14 +4,14 @@
 |---|---|
 | `audit` | reads and verifies every copy of every entry |
 | `repair` | copies entries that an audit found missing or corrupt |
-| `export` | new records of a log as Parquet |
-| `ingest` | files into a transactional log |
-| `ingest_plan` | the files that `ingest` reads, and the options for them |
-| `file_rows` | the rows of these files, each file by its own header or schema |
-| `migrate` | topics of Kafka into transactional logs |
+| `export` | writes new records of a log as Parquet |
+| `ingest` | writes files into a transactional log |
+| `ingest_plan` | the settings of `ingest` |
+| `file_rows` | reads the rows of files, each file by its own header or schema |
+| `migrate` | writes topics of Kafka into transactional logs |
 | `moving` | the common part of `ingest` and `migrate`: batches, the quarantine, counts |
-| `reasons` | reasons why a text does not fit a schema |
+| `reasons` | finds the reason why a text does not fit a schema |
 | `compact` | joins many small ledgers of a log into few |
 | `stats` | sizes, rates and skew |
-| `pictures` | pages and pictures of reports; pure |
+| `pictures` | makes pages and pictures of reports; pure |
 """

@@ -85,7 +85,7 @@ def export_log(
     password_file: str | None = None,
     takes_over: bool = False,
 ) -> int:
-    """Export the new records of a log; return how many rows the batches that Spark remembers read.
+    """Export the new records of a log; return the number of records, see `rows_read`.
 
     After the first run, the target, the checkpoint and the log can only be used together.
 

@@ -11,9 +11,9 @@ in the target has only records whose offsets the checkpoint names for this batch
 ================ ====================== ===========================================================
 mark of target   mark of checkpoint     what happens
 ================ ====================== ===========================================================
-there            the same id            the export goes on, if the log is the same
-there            another, or none       refused
-none             there                  begins if the checkpoint was never started; else refused
+exists           the same id            the export goes on, if the log is the same
+exists           another, or none       refused
+none             exists                 begins if the checkpoint was never started; else refused
 none             none                   begins if both are new; goes on if they belong together
 ================ ====================== ===========================================================
 """

@@ -5,9 +5,9 @@ format     value
 ========== ======================================================================================
 text       the line
 binaryFile the content
-json       the line, which is one JSON object; with ``multiLine``, an object of the file's array
-csv        a JSON object: the header's names, in their order
-parquet    a JSON object: the file's columns, in their order
+json       the line, which is a JSON object; with ``multiLine``, each object of the file's array
+csv        a JSON object with the names in the header, in their order
+parquet    a JSON object with the file's columns, in their order
 ========== ======================================================================================
 
 If a file's path has a directory ``name=value`` below the root, ``name`` becomes a column of its
@@ -187,7 +187,7 @@ def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...],
 
 
 def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
-    """Group files with the same first line, so that one file of each group needs to be parsed."""
+    """Group files with the same first line, so that only one file of each group must be parsed."""
     plan = source.plan
     options = plan.reading()
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():

@@ -1,8 +1,8 @@
 """Ingest files into a transactional log; each row is published once.
 
 Spark's stream of files only finds new files, and its checkpoint records the found files.
-Each batch reads its files itself (`bookie.spark.jobs.file_rows`), each file by its own header or
-schema.
+The job itself reads the files of each batch (`bookie.spark.jobs.file_rows`), each file by its own
+header or schema.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Keys, values, headers and timestamps are kept. Three things in Kafka have no equ
 =================== ===========================================================================
 in Kafka            in the log
 =================== ===========================================================================
-a null value        by the plan: the run fails, the record is left out, or its value is empty
+a null value        by option: the run fails, the record is skipped, or its value is empty
 a header's null     an empty value
-headers of one name the second is ``NAME#2``, the third ``NAME#3``, in their order
+headers of one name the second becomes ``NAME#2``, the third ``NAME#3``, and so on
 =================== ===========================================================================
 """
 

@@ -1,7 +1,8 @@
 """The common part of ingest and migrate: publish each row once, or put it into quarantine.
 
-`run_moves` runs all batches that a stream has now. For each batch, the job's function uses `judged`
-to mark each row as good or bad, with a reason. Then `move_batch` does these steps in order:
+`run_moves` runs batches until all rows that the stream has at the start are moved. For each batch,
+the job's function uses `judged` to mark each row as good or bad, with a reason. Then `move_batch`
+does these steps in order:
 
 1. Count the rows of each kind. If there is a row of a fatal kind, fail the run before anything is
     written.
@@ -231,7 +232,7 @@ def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
 def run_moves(
     frame: DataFrame, move: Callable[[DataFrame, int], None], target: MoveTarget
 ) -> Moved:
-    """Run all batches that a stream has now.
+    """Run batches until all rows that the stream has at the start are moved.
 
     For each batch, the function calls `move` with the batch's rows and number.
     """

@@ -51,7 +51,7 @@ def small_files(spark: SparkSession) -> SmallFiles:
 def load_if_there(
     spark: SparkSession, path: str, file_format: str, ending: str
 ) -> DataFrame | None:
-    """Return a frame of all files below a directory whose names end with `ending`; None without."""
+    """Return a frame of the files below `path` whose names end with `ending`; None if no files."""
     reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
     try:
         frame = reader.format(file_format).load(path)

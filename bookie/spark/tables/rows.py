@@ -198,7 +198,7 @@ def verdict_row(verdict: ReplicaVerdict) -> Row:
 
 
 def in_parts(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Divide the rows into parts of at most `size`. Without rows, return one empty part."""
+    """Divide the rows into parts of at most `size` rows; without rows, return one empty part."""
     return [list(rows[start : start + size]) for start in range(0, max(len(rows), 1), size)]
 
 

@@ -105,7 +105,7 @@ class ClusterFaults:
             await asyncio.wait(tasks)
 
     def supervise(self) -> None:
-        """Start a supervisor for each bookie, which restarts it when its process has ended."""
+        """For each bookie, start a supervisor that restarts the bookie after each end."""
         for bookie in self.cluster.bookies:
             name = f"supervisor of {bookie.host}"
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
@@ -164,7 +164,7 @@ class ClusterFaults:
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait until a bookie has answered a fence, and a short time in which this may arrive."""
+        """Wait until a bookie has answered a fence, and then until the answer may have arrived."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):

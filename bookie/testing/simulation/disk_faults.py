@@ -14,14 +14,14 @@ class Fault:
 
     The kinds of faults are:
 
-    * ``error``: the call fails with `errno`. A failed write leaves its first half, and a failed
-      sync loses the bytes to write.
+    * ``error``: the call fails with `errno`. A failed write has written the first half of its
+      bytes; a failed sync loses all unsynced bytes.
     * ``revert``: a sync fails, and the cache contains the old bytes again.
-    * ``stall``: the call takes `seconds`.
-    * ``lost``: the device forgets a write.
-    * ``misdirected``: a write ends up elsewhere, `shift` bytes further, in the file that
-      `SimulatedDisk.lands_in` names.
-    * ``flip``: one bit of the data changes.
+    * ``stall``: the call lasts `seconds`.
+    * ``lost``: a write reaches the page cache, but never the device.
+    * ``misdirected``: the device writes the bytes at another place: `shift` bytes further, in the
+      file that `SimulatedDisk.lands_in` returns.
+    * ``flip``: a write changes one bit of the data.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Fault:
     struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
-        """True if this call must fail; count the call if name and path match."""
+        """True if the fault applies to this call; count the call if name and path match."""
         if self.times <= 0 or name != self.name or self.part not in path:
             return False
         if self.passes:

@@ -9,10 +9,10 @@ runs next, in one of three modes:
 ========  ====================================================================================
 mode      which lane runs next
 ========  ====================================================================================
-FIFO      the one that waits longest, as in asyncio
-UNIFORM   any, each with the same probability
-PRIORITY  the one with the highest random priority; at a few random steps the running one falls
-          to the lowest. Finds races that need few, but particular, changes of turn.
+FIFO      the lane that waits longest, as in asyncio
+UNIFORM   any lane, each with the same probability
+PRIORITY  the lane with the highest random priority; at a few random steps the running lane gets
+          the lowest priority. This finds races that need few, but particular, changes of lane.
 ========  ====================================================================================
 
 The same seed gives the same order of steps in any process, because no step depends on memory
@@ -178,7 +178,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Run the coroutine `main` to its end and return its result.
 
         Raises:
-            SimulationStuckError: every task waits, and no timer is set.
+            SimulationStuckError: every task waits, and no timer is set; or the run has too many
+                steps.
         """
         previous = events._get_running_loop()
         assert previous is None or not self._running

@@ -211,7 +211,7 @@ class SimulatedMachine:
     def die_after(self, life: Callable[[Engine], Awaitable[T]]) -> T:
         """Open the engine, run `life`, then kill the process: no later change reaches the disk.
 
-        An error before the kill is raised.
+        If `life` raises an error, this method raises it.
         """
         results: list[T] = []
 

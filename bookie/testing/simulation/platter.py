@@ -38,7 +38,7 @@ FORMER_MAX = 8
 
 
 class Table:
-    """The pairs of one table of a key-value store, which never change after their commit."""
+    """The keys and values of one table of a store; they never change after their commit."""
 
     __slots__ = ("_order", "rows")
 

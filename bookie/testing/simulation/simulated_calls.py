@@ -206,7 +206,7 @@ class ClientCall:
         return isinstance(self._outcome, asyncio.CancelledError)
 
     def cancel(self) -> bool:
-        """End the call; the server learns this later."""
+        """End the call; the server gets the cancellation later."""
         if self._is_done:
             return False
         if self._up is not None:

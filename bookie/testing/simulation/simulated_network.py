@@ -8,13 +8,13 @@ fault              what happens
 =================  =================================================================================
 cut (one way)      messages wait and arrive late, after `heal`; a connection that is cut off for
                    longer than `KEEPALIVE_SECONDS` breaks at both ends
-reset              both ends notice, one of them later; requests under way still take effect, and
-                   their answers are lost
-late requests      the client notices a broken connection, and the server does not: requests under
-                   way arrive late, as from a kernel's buffers, beside a newer connection. Their
-                   answers are lost
+reset              both ends notice the break, one of them later; requests in flight still take
+                   effect, but their answers are lost
+late requests      the client notices a broken connection, but the server does not; requests in
+                   flight arrive late, as from a kernel's buffers, while the client already uses a
+                   newer connection; their answers are lost
 slow link          each message takes longer
-crash of a process its connections break; messages that it sent before may still arrive
+crash of a process its connections break; messages that it sent earlier may still arrive
 =================  =================================================================================
 
 The sender and the receiver of a message are `SimulatedProcess` objects. The context variable

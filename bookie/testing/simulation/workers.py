@@ -126,7 +126,7 @@ class SimulatedWorkers:
                     return
 
     def start(self, lane: int, work: Callable[[], None]) -> None:
-        """Run `work` on a thread's lane, now or a little later."""
+        """Make `work` ready on a thread's lane, now or after a short time."""
         if self._interleaving and self._random.random() < 0.5:
             delay = self._random.random() * START_SECONDS_MAX
             self.loop.call_later(delay, self.loop.call_in_lane, lane, work)

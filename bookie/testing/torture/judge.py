@@ -4,11 +4,11 @@
 rule         broken if
 ============ =====================================================================================
 lost         an acknowledged record is not in the log, or not at its acknowledged offset
-twice        a record of a producer is in the log more than once
+twice        the log has a record of a producer more than once
 producer     the records of the producer are not in the order of their numbers
-order        the records of a reader, or their order, differ from the log
+order        a reader got other records than the log has, or in another order
 cursor       a cursor moved backward
-consumed     no consumer got a record that is before the cursor
+consumed     a record is before the cursor, but no consumer got it
 ============ =====================================================================================
 """
 
@@ -28,7 +28,7 @@ EXAMPLES_MAX = 5
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """The acknowledgements, records and cursors of one partition that all clients have seen."""
+    """The acknowledgements, records and cursor offsets that clients saw in one partition."""
 
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
     """The offsets reported to writers, by record number; more than one offset is an error."""

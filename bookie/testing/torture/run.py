@@ -55,7 +55,7 @@ class TortureOutcome:
 
 
 class Lane:
-    """The writers of one partition: the current process, and perhaps an earlier paused process."""
+    """The writer processes of one partition: the current writer, and perhaps a paused writer."""
 
     def __init__(self, uri: str, partition: int, said: Path, tasks: asyncio.TaskGroup) -> None:
         self.history = PartitionHistory()
@@ -70,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a writer as the current writer; an earlier writer is not replaced when it ends."""
+        """Start a new current writer; when an earlier writer ends, no other replaces it."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -115,7 +115,7 @@ class Lane:
             os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Pause the current writer, start another, then resume the first and wait for its end."""
+        """Pause the current writer, start a new writer, resume the paused one, wait for its end."""
         former = self._current
         if former is None or former not in self._running:
             return

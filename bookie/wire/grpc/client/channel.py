@@ -2,9 +2,8 @@
 
 A fence or a LAC read must not wait behind megabytes of adds, so adds have a connection of their
 own. Calls return the bookie's answer with any status, because a status has different meanings for a
-writer, a reader and recovery. A call raises an error only for a status with the same meaning for
-all callers. A call also raises an error if the transport fails; the outcome of the call is then
-unknown:
+writer, a reader and recovery. Only a status that means the same for all callers is raised as an
+error. A call also raises an error if the transport fails; the outcome of the call is then unknown:
 
 * `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
 * `OperationTimeoutError`: no answer in time;
@@ -363,7 +362,7 @@ class BookieChannel:
         return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:
-        """Raise an error if the channel's end cancelled the call; return if the task was cancelled.
+        """Raise an error if the call ended because the channel was closed; return otherwise.
 
         When a channel is closed, gRPC ends its calls with a CancelledError, although the waiting
         task was not cancelled.

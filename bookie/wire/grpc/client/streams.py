@@ -85,7 +85,7 @@ class OnAnswer(Protocol):
 
 
 def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError:
-    """Return bookie's error for a failed gRPC call."""
+    """Return the `BookieError` for a failed gRPC call, from the call's status code and details."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")

@@ -70,7 +70,7 @@ async def _refuse(_requests: object, context: Any) -> None:
 
 
 class HeldPort:
-    """A port on which calls are refused until `serve`; made by `hold_port`."""
+    """A bound port, on which calls are refused until `serve` is called; `hold_port` makes it."""
 
     def __init__(
         self, server: Any, host: str, port: int, settings: RpcSettings, plaintext_port: int = 0
@@ -145,15 +145,15 @@ async def hold_port(
     plaintext_port: int | None = None,
     connections_max: int = transport.UNBOUNDED,
 ) -> AsyncIterator[HeldPort]:
-    """Listen on `host` and `port` (0 means any free port) during the context; refuse all calls.
+    """Listen on `host` and `port` (0 means any free port); refuse calls until `HeldPort.serve`.
 
-    No other process can bind the port during the context.
+    The port stays bound during the context, so that no other process can bind it.
 
     Args:
         host: the address to listen on.
         port: the port to listen on.
         settings: message sizes, keepalive and limits.
-        security: the credentials with which the port speaks TLS; None speaks plaintext.
+        security: the credentials for TLS on the port; None means a port without TLS.
         plaintext_port: an additional port without TLS (0 means any free port); None for no such
             port.
         connections_max: the most connections of each port and each address of `host`.

@@ -5,7 +5,7 @@ updates, and uses no more of the bookie's memory than a fast client. The node li
 all clients together. The shares limit the watches of each connection and of each identity.
 
 If the bookie refuses to watch a ledger, it sends an update of that ledger with the status of the
-refusal. If it refuses a whole message, it sends an update of ledger -1.
+refusal. If the bookie refuses a whole message, it sends an update of ledger -1.
 """
 
 from __future__ import annotations

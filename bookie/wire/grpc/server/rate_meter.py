@@ -16,7 +16,7 @@ class RateMeter:
 
     Recovery adds and fencing reads are admitted without a charge. Callers with the right LIST are
     exempt, too: only repairers and admins have this right. If roles are not required, every caller
-    has the right LIST, so the right then exempts nobody.
+    has the right LIST. So in this case, the right exempts nobody.
 
     Args:
         rates: admits or refuses requests, and charges them.

@@ -1,9 +1,9 @@
-"""A limit on the bytes that all reads of a bookie keep in memory.
+"""The read budget: a limit on the bytes that all reads of a bookie keep in memory.
 
-Answers stay in memory until their clients have received them. Before it starts, each read reserves
-the largest number of bytes that it may return. Afterwards, the bytes that it returned stay charged
-until gRPC has taken the answer. So many slow readers fill the budget, not the memory. The same
-bytes are charged to the shares of the reader's connection and identity, so that a few readers
+Answers stay in memory until their clients have received them. Before a read starts, it reserves the
+largest number of bytes that it may return. When it ends, only the bytes that it returned stay
+charged, until gRPC has taken the answer. So many slow readers fill the budget, not the memory. The
+same bytes are charged to the shares of the reader's connection and identity, so that a few readers
 cannot fill the whole budget. A read that exceeds the budget or a share is refused at once and may
 be retried.
 """

@@ -86,7 +86,7 @@ class BookieService:
         rpc: RpcSettings | None = None,
         arrivals: Arrivals | None = None,
     ) -> None:
-        """Without a `gatekeeper`, callers may do everything; without `rates`, at any rate.
+        """Without a `gatekeeper`, callers may do everything; without `rates`, no rate is limited.
 
         `rpc` limits the duration of calls. `arrivals` counts the bytes that reach the handlers.
         """
@@ -222,7 +222,7 @@ class BookieService:
     def _enter(
         self, context: IdentifiedCall, *, is_urgent: bool = False
     ) -> tuple[Caller | None, Visit]:
-        """Begin a call with a single request; its visit ends when gRPC says that it is over.
+        """Begin a call with a single request; its visit ends when gRPC reports the call's end.
 
         Raises:
             NotPermittedError: the token is not valid.
@@ -237,7 +237,7 @@ class BookieService:
     async def _permit(
         self, rpc: str, caller: Caller | None, ledger_id: int | None, request: object = None
     ) -> None:
-        """Refuse a call that the caller's roles do not permit; note fences in the audit log.
+        """Refuse a call that the caller's roles do not permit; write fences to the audit log.
 
         Raises:
             NotPermittedError: the roles do not permit the call.
@@ -398,7 +398,7 @@ class BookieService:
         context: IdentifiedCall,
         refuse: Callable[[Reply], bytes],
     ) -> None:
-        """Write pages of a listing as fast as the client accepts them; an error is the last.
+        """Write pages of a listing as fast as the client accepts; an error is the last page.
 
         A listing is complete when the call ends with gRPC OK and every page's status was OK. Both
         the wait for each page and the wait for the client to receive it are limited.

@@ -54,8 +54,8 @@ class StreamHandler:
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and received its last answer.
 
-        When the stream breaks, gRPC cancels this method, or reports an error, and the method then
-        returns early.
+        When the stream breaks, gRPC either cancels this method, or a call of gRPC raises an error
+        and the method returns early.
         """
         try:
             async with self._tasks as tasks:
