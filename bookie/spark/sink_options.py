@@ -72,7 +72,7 @@ class SinkSettings:
     application: str | None = None
     """The application id, under which each batch is published once.
 
-    None means the query's or a new id.
+    None means the id of the streaming query, or a new id for a plain write.
     """
     version: int | None = None
     """The number of the batch; None means the query's number."""

@@ -68,7 +68,7 @@ PATTERN_SECONDS = 1.0
 """The pause between two listings while no log matches the pattern, in seconds."""
 
 BEHIND_SECONDS = 60.0
-"""After this time with its end below the read offset, a partition has lost records."""
+"""If the end of a partition is below the query's offset for this time, records count as lost."""
 
 BEHIND_PAUSE_SECONDS = 1.0
 """The pause between two looks at a partition that lost its end, before the query could end."""

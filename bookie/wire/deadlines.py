@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 K = TypeVar("K")
 
 LATE_SECONDS: Final = 0.1
-"""If a timer fires later than this, the event loop was blocked."""
+"""If a timer fires more than this number of seconds late, the event loop counts as blocked."""
 
 PART_SECONDS: Final = 0.5
 """The longest time between two checks of the clock; also the extra time of a passed deadline."""

@@ -63,7 +63,7 @@ class ClusterStats:
     entries: int
     payload_bytes: int
     median_bytes: int
-    """The median size of closed ledgers; next their 95th percentile and greatest size."""
+    """The median size of closed ledgers; the next fields are 95th percentile and maximum."""
     p95_bytes: int
     largest_bytes: int
     bookies: tuple[BookieShare, ...]

@@ -122,7 +122,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.trace = 0
         """A running checksum of all steps and of the texts passed to `note`."""
         self.unhandled: list[dict[str, Any]] = []
-        """The contexts of unhandled errors; `run` raises the first of these errors."""
+        """The contexts of unhandled errors; `run` raises an AssertionError for the first."""
 
     # --- for the simulation --------------------------------------------------------------
 

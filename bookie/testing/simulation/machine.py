@@ -103,7 +103,7 @@ class Left:
     boots: int = 1
     """The number of times that the machine was switched on."""
     seconds: float = 0.0
-    """The machine's running time, as the sum over all lives."""
+    """The wall-clock time at the next life's loop time 0, in seconds since `EPOCH_MS`."""
     lives: int = 0
     stamped: bool = False
     """True if the bookie's cookie in the metadata store says READY."""

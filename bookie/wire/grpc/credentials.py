@@ -1,9 +1,9 @@
 """Makes gRPC credentials for servers and clients from the files of the settings ``[security]``.
 
-At each handshake, a server checks if the files have changed, so a change ends no connection. A
-channel keeps the credentials with which it was opened. After a change, `ChannelSecurity` returns
-new credentials. The client uses them when it must open another channel, because the old channel has
-lost its bookie.
+At each handshake, gRPC asks `ServerSecurity` for changed credentials, so a change ends no
+connection. A channel keeps the credentials with which it was opened. After a change,
+`ChannelSecurity` returns new credentials. The client uses them when it must open another channel,
+because the old channel has lost its bookie.
 
 A client's token does not belong to a channel: `BookieChannel` adds the current token to the
 metadata of each call. So a new token needs no new channel. gRPC's own way is a plugin for call

@@ -52,10 +52,10 @@ RPC: Final = "AddStream"
 
 REQUESTS_PER_UNIT: Final = 8
 BYTES_PER_UNIT: Final = 64 * 1024
-"""A message takes one unit of a turn, and one more for each so many requests and bytes."""
+"""A message takes one unit of a turn, plus one for each `REQUESTS_PER_UNIT` or `BYTES_PER_UNIT`."""
 
 RECOVERED_MAX: Final = 4096
-"""The most ledgers that a stream remembers, so as to note each once in the audit log."""
+"""The most ledgers that a stream remembers, so that it writes each to the audit log only once."""
 
 
 class AddStreamHandler(StreamHandler):
@@ -93,9 +93,9 @@ class AddStreamHandler(StreamHandler):
         self._refusal = refusal
         self._caller = caller
         self._unknown: tuple[Right, int] | None = None
-        """Right and ledger of the last request, if the ledger's log decides, and is not known."""
+        """Right and ledger of the last request, if the ledger's log must be looked up first."""
         self._recovered: set[int] = set()
-        """Ledgers of which the audit log says that this stream recovers them."""
+        """Ledgers for which the audit log already says that this stream sends recovery adds."""
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._held: deque[tuple[int, int]] = deque()
         """Of each message that is not yet answered: the number of its last request, and its bytes

@@ -49,9 +49,9 @@ EXPIRY_LOOK_SECONDS: Final = 60.0
 """The longest time between two checks of the clock for the end of a stream's token."""
 
 RATED_RPCS: Final = frozenset({"ReadLac", "WriteLac", "ListEntries"})
-"""Calls that count as one request of their caller. Reads and adds count by their bytes as well."""
+"""Calls that the caller's rate counts as one request; reads and adds are charged elsewhere."""
 REFUSED_STREAM_SECONDS: Final = 5.0
-"""The longest life of a stream that is refused because its peer has too many."""
+"""The longest life of a stream that is refused because its peer has too many calls or streams."""
 
 URGENT: Final = frozenset({"ReadLac", "Fence"})
 """The calls that recovery waits for."""
@@ -101,7 +101,7 @@ class BookieService:
         """The open streams, in the order of their start."""
         self._ended = False
         self._life = uuid.uuid4().hex
-        """Id of this service, which lives as long as the engine with its unsynced adds."""
+        """The id of this service; after a restart, which may lose unsynced adds, it is another."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         unary = grpc.unary_unary_rpc_method_handler
