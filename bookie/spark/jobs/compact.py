@@ -56,7 +56,7 @@ def compact(
         spark: the session.
         metadata: the URI of the metadata store, as the executors reach it.
         log: the log's name.
-        limits: the ranges to join; None for the defaults.
+        limits: decide which ranges are small enough to join; None for the defaults.
         password_file: a file on every machine that holds the password of the log's ledgers.
 
     Raises:
