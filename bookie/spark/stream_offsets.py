@@ -42,8 +42,8 @@ class StreamOffset:
     def is_other(self, log: str, definition: LogDefinition) -> bool:
         """True if `definition` belongs to another log with the same name.
 
-        If the offsets have no id of the log, the result is True if they name a partition that
-        `definition` lacks, because a log never loses a partition.
+        A log never loses a partition. So if the offsets have no id of the log, the result is True
+        if they name a partition that `definition` lacks.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -112,8 +112,8 @@ def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
     The result omits partitions that the batch must read from their earliest record.
 
     Such a partition is missing in `start`, or its log was deleted and created again before `end`.
-    If `start` has no id of a log, the log counts as created again if `end` lacks one of its
-    partitions, or has a lower offset for one of them.
+    Older versions wrote no ids. If `start` has no id of a log, the log counts as created again if
+    `end` lacks a partition of `start`, or has a lower offset for it.
     """
     return {
         key: offset

@@ -1,7 +1,7 @@
 """Many deadlines with one event-loop timer, for calls and for state machines.
 
 With a separate event-loop timer for each call, timers would take a fifth of a client's time to read
-one entry, and nearly every timer would be cancelled.
+one entry. And nearly every timer would be cancelled.
 
 Deadlines count only the time in which the event loop ran. A program may block its event loop, or
 the process may be stopped. After such a pause, the loop first finds passed deadlines, and only then
