@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructField, StructType
 
 from bookie.errors import BadRequestError
+from bookie.spark.connecting import FILE_OPTIONS
 
 CARRIED = "bookkeeper.options"
 """The key of the table's options in the metadata of a column."""
@@ -24,7 +25,13 @@ POSITIONS = ("offset", "ledgerid", "entryid")
 """Columns of a table whose values come from the log's positions, not from the writer."""
 
 _COPY = "option."
-_CONNECTION = ("metadata", "metadataserviceuri", "passwordfile", "log")
+_CONNECTION = {
+    "metadata",
+    "metadataserviceuri",
+    "passwordfile",
+    "log",
+    *map(str.lower, FILE_OPTIONS),
+}
 
 _ALTERNATIVES = (
     {"metadata", "metadataserviceuri"},
@@ -100,7 +107,8 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict[str, str], bool]:
     """Return the options of a write, and True if it is an ``INSERT INTO`` a table.
 
-    Of the table's options, only the metadata URI, the password file and the log apply to a write.
+    Of the table's options, only the metadata URI, the log and the paths of secret files apply to a
+    write.
 
     Raises:
         BadRequestError: the table is of ledgers or about the cluster, so it can only be read.

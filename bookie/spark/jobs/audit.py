@@ -7,6 +7,7 @@ writes nothing to the cluster.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,11 +228,12 @@ def audit_page(summary: AuditSummary) -> str:
 def write_page(page: str, report: str, name: str, path: str | None) -> str | None:
     """Write a page to `path`, or to the file `name` in the directory `report`; return its path.
 
-    If `path` is None and `report` is a URI, write nothing and return None.
+    If `path` is None and `report` is a URI of another file system, write nothing and return None.
     """
-    if path is None and "://" in report:
+    local = re.sub(r"^file:(//(?=/))?", "", report)
+    if path is None and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", local):
         return None
-    target = Path(path) if path is not None else Path(report) / name
+    target = Path(path) if path is not None else Path(local) / name
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return str(target)

@@ -55,6 +55,9 @@ def test_a_write_has_them_unless_it_goes_elsewhere() -> None:
     """Columns that rows bring along from a table they were read of decide nothing."""
     table = made(**OPTIONS)
     assert options_of_write({}, table) == ({"metadata": "URI", "log": "orders"}, True)
+    secret = {"cafile": "ca.pem", "certificatefile": "c.pem", "keyfile": "k.pem", "tokenfile": "t"}
+    written, _ = options_of_write({}, made(**OPTIONS, **secret))
+    assert written == {"metadata": "URI", "log": "orders", **secret}
     elsewhere = {"metadata": "OTHER", "log": "copy"}
     assert options_of_write(elsewhere, table) == (elsewhere, False)
     assert options_of_write({}, StructType(table.fields[:1])) == ({}, False)

@@ -58,7 +58,11 @@ def test_one_wrong_entry_of_a_billion_is_visible() -> None:
 
 
 def test_pages_stand_beside_local_reports_only(tmp_path: Path) -> None:
-    assert write_page("x", "hdfs://nowhere/report", "audit.html", None) is None
+    for elsewhere in ("hdfs://nowhere/report", "hdfs:/report", "s3a://bucket/report"):
+        assert write_page("x", elsewhere, "audit.html", None) is None
+    here = str(tmp_path / "uri" / "audit.html")
+    for written in (f"file:{tmp_path}/uri", f"file://{tmp_path}/uri"):
+        assert write_page("x", written, "audit.html", None) == here
     assert write_page("x", str(tmp_path / "new"), "audit.html", None) == str(
         tmp_path / "new" / "audit.html"
     )
