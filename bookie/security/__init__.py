@@ -1,23 +1,23 @@
-"""Who a process is and whom it trusts: certificates and keys from files, for TLS.
+"""The identity of a process, and the peers that it trusts: certificates, keys and tokens.
 
-| module | what it holds |
+| module | content |
 |---|---|
 | `pem_files` | the files of ``[security]``, checked, and loaded again when they change |
-| `contexts` | SSL contexts for HTTP, of both ends |
-| `certificates` | what a certificate says: subject, names, expiry |
+| `contexts` | SSL contexts for HTTP servers and HTTP clients |
+| `certificates` | the fields of a certificate: subject, names, expiry |
 | `usable` | the kinds of keys that gRPC can use |
-| `suitability` | why peers would refuse a bookie's certificate |
-| `identity` | who a peer is, by its certificate |
-| `exposure` | the listeners that anyone on the network reaches |
-| `authority` | a CA of one's own: ``bookie security`` |
-| `tokens` | who a caller is by its token, and the keys that verify it |
+| `suitability` | the reasons for which peers would refuse a bookie's certificate |
+| `identity` | the names in a peer's certificate |
+| `exposure` | the listeners that anyone on the network can use |
+| `authority` | a private CA: ``bookie security`` |
+| `tokens` | the verification of a caller's token, and its keys |
 | `token_file` | the token that a client shows |
-| `token_keys` | keys and tokens of one's own: ``bookie security`` |
+| `token_keys` | private keys and tokens: ``bookie security`` |
 | `followed_file` | one file, read again when it changes |
-| `private_files` | files of keys, written whole and for their owner |
+| `private_files` | atomic writes of files with keys, readable only for their owner |
 
-gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `cryptography` and
-`jwt` are imported inside of functions alone: a process without TLS does without them.
+`bookie.wire.grpc.credentials` makes gRPC's credentials of the same files. Only functions import
+`cryptography` and `jwt`, so a process without TLS does not load these packages.
 """
 
 from bookie.security.pem_files import PemFiles, Pems

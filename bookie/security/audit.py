@@ -1,8 +1,8 @@
-"""The audit log: who did or tried what, and from where.
+"""The audit log: refused calls and destructive calls, each with the caller and its address.
 
 Lines go to the log of the process, with the event ``audit_refused`` or ``audit_did``. A flood of
-refused calls must not fill a disk. Beyond a number of lines a second, further ones are only
-counted, and the count is logged.
+refused calls must not fill a disk. So the lines per second are limited. The audit log counts the
+lines above the limit, and logs only their number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ LINES_PER_SECOND_MAX: Final = 50
 """The most lines of one event within a second."""
 
 LINES_EACH_MAX: Final = 20
-"""The most of them about one caller, so that nobody hides others by a flood of his own."""
+"""The most lines of one event about one caller within a second.
+
+So one caller cannot fill the limit of all callers, and hide their lines.
+"""
 
 _log = event_log("bookie.audit")
 
@@ -36,7 +39,7 @@ class AuditLog:
     def refused(
         self, who: str, address: str, what: str, ledger_id: int | None, reason: str
     ) -> None:
-        """Note a refused call: `reason` is the right that is missing, or why a token is refused."""
+        """Log a refused call; `reason` is the missing right, or the fault of the token."""
         if self._has_room("audit_refused", who):
             _log.warning(
                 "audit_refused", who=who, where=address, what=what, ledger=ledger_id, reason=reason
@@ -45,7 +48,7 @@ class AuditLog:
     def did(
         self, who: str, address: str, what: str, ledger_id: int | None, *, always: bool = False
     ) -> None:
-        """Note something destructive that was done; what an admin did, `always`."""
+        """Log a destructive call that was carried out; with `always`, even above the limits."""
         if always or self._has_room("audit_did", who):
             _log.info("audit_did", who=who, where=address, what=what, ledger=ledger_id)
 

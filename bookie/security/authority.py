@@ -1,4 +1,4 @@
-"""A CA of one's own in a directory, for trials and small clusters: ``bookie security``.
+"""A private CA in a directory, for trials and small clusters: ``bookie security``.
 
 ==========================  ====================================================================
 ``DIR/ca.pem``              the CA's certificate, which every bookie and client trusts
@@ -7,9 +7,9 @@
 ``DIR/NAME-key.pem``        its key
 ==========================  ====================================================================
 
-Keys are on the curve P-256, and readable for their owner alone. A certificate with hosts is good
-for both ends of a connection, because bookies are clients of each other. One without hosts is good
-for a client only.
+Keys are on the curve P-256, and only their owner can read them. A certificate with hosts is valid
+for the server and for the client of a connection, because bookies are clients of each other. A
+certificate without hosts is valid for a client only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def key_path(directory: Path, name: str) -> Path:
 
 
 def settings_for(directory: Path, name: str) -> dict[str, str]:
-    """Return the settings of the section ``[security]`` that use a certificate."""
+    """Return settings of the section ``[security]`` that name a certificate, its key and the CA."""
     return {
         "certificate_file": str(certificate_path(directory, name)),
         "key_file": str(key_path(directory, name)),
@@ -59,7 +59,7 @@ def settings_for(directory: Path, name: str) -> dict[str, str]:
 
 
 def variables_for(directory: Path, name: str) -> dict[str, str]:
-    """Return the same settings as variables of the environment."""
+    """Return the settings of `settings_for` as environment variables."""
     return {
         f"BOOKIE_SECURITY__{key.upper()}": path
         for key, path in settings_for(directory, name).items()
@@ -67,11 +67,13 @@ def variables_for(directory: Path, name: str) -> dict[str, str]:
 
 
 def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
-    """Make a CA in `directory`, which is made for this user alone.
+    """Make a CA in `directory`; a new directory is open to this user only.
+
+    If `directory` holds a CA key without a certificate, the CA uses this key.
 
     Raises:
-        BadRequestError: it holds a CA already.
-        OSError: a file cannot be written.
+        BadRequestError: the directory holds a CA already, or an unusable CA key.
+        OSError: a file cannot be read or written.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -95,14 +97,14 @@ def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = 
     """Make a certificate and a key for `name`, signed by the CA in `directory`.
 
     Args:
-        directory: where the CA is, and where the files are written.
+        directory: the directory of the CA, in which the files are written.
         name: the name of the files, and the common name in the certificate.
-        hosts: host names and addresses at which a bookie is reached; none for a client.
-        days: how long the certificate is valid; it ends with the CA at the latest.
+        hosts: the host names and addresses of a bookie; none for a client.
+        days: the validity of the certificate, which ends at the latest when the CA expires.
 
     Raises:
-        BadRequestError: the name is taken or malformed, a host is malformed, there is no CA, or it
-            cannot sign.
+        BadRequestError: the name is taken or malformed, a host is malformed, or the directory has
+            no CA that can sign.
         OSError: a file cannot be read or written.
     """
     if name == CA_NAME:
@@ -122,13 +124,13 @@ def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = 
 
 
 def renew(directory: Path, name: str, *, days: int | None = None) -> None:
-    """Replace a certificate by one for the same names that is valid from now on.
+    """Replace a certificate by a new certificate for the same names, valid for `days` from now.
 
-    Bookies and clients take the files within seconds. The CA keeps its key, so the certificates
-    that it signed stay good. Others get a new key.
+    Bookies and clients load the new files within seconds. A renewed CA keeps its key, so the
+    certificates that it signed stay valid. A bookie or client gets a new key.
 
     Raises:
-        BadRequestError: there is no such certificate, or no CA that can sign.
+        BadRequestError: the certificate `name` does not exist, or no CA can sign.
         OSError: a file cannot be read or written.
     """
     from cryptography import x509
@@ -155,7 +157,7 @@ def require_hosts(hosts: Sequence[str]) -> None:
     """Check that a certificate can name these hosts.
 
     Raises:
-        BadRequestError: one is no host name or address.
+        BadRequestError: a host is neither a host name nor an address.
     """
     _alternatives(hosts)
 
@@ -227,10 +229,10 @@ def _issued(
 
 
 def _require_signing(directory: Path, authority: Any, key: Any) -> None:
-    """Check that the CA can sign: nobody would take a certificate of an expired CA, or of another.
+    """Check that the CA can sign: it has not expired, and `key` is its key.
 
     Raises:
-        BadRequestError: it cannot.
+        BadRequestError: the CA cannot sign.
     """
     if authority.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise BadRequestError(
@@ -253,7 +255,7 @@ def _builder(
     days: int,
     until: datetime.datetime | None = None,
 ) -> Any:
-    """Begin a certificate; it ends after `days`, and at `until` at the latest."""
+    """Begin a certificate that expires after `days`, but not later than at `until`."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""What certificates say: whose they are, for which names, and until when."""
+"""Reads the fields of certificates: subject, names, issuer and expiry."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from bookie.errors import BadRequestError
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """One certificate, as people want to know it."""
+    """The fields of one certificate that operators need."""
 
     subject: str
     names: tuple[str, ...]
-    """The host names and addresses for which the certificate is good."""
+    """The host names and addresses for which the certificate is valid."""
     issuer: str
     expires_seconds: float
     """The end of its validity, in seconds since 1970."""
     is_authority: bool
-    """True if it may sign other certificates."""
+    """True if the certificate may sign other certificates."""
 
 
 def read_certificates(pem: bytes) -> list[CertificateFacts]:
-    """Return the certificates in `pem`, in their order; the first one of a chain is the own one.
+    """Return the certificates in `pem`, in their order; a chain begins with its leaf certificate.
 
     Raises:
-        ValueError: there is no certificate, or one is malformed.
+        ValueError: `pem` has no certificate, or a malformed certificate.
     """
     from cryptography import x509
 
@@ -41,7 +41,7 @@ def read_certificate_file(path: Path) -> list[CertificateFacts]:
 
     Raises:
         OSError: the file cannot be read.
-        BadRequestError: it holds no certificate.
+        BadRequestError: the file has no certificate, or a malformed certificate.
     """
     try:
         return read_certificates(path.read_bytes())
@@ -50,12 +50,12 @@ def read_certificate_file(path: Path) -> list[CertificateFacts]:
 
 
 def first_expiry_seconds(pem: bytes) -> float:
-    """Return when the first of the certificates expires, in seconds since 1970.
+    """Return the earliest expiry among the certificates in `pem`, in seconds since 1970.
 
-    Extensions are not read, so that an odd one does not matter.
+    The function does not read extensions, so a malformed extension causes no error.
 
     Raises:
-        ValueError: there is no certificate, or one is malformed.
+        ValueError: `pem` has no certificate, or a malformed certificate.
     """
     from cryptography import x509
 
@@ -66,9 +66,9 @@ def first_expiry_seconds(pem: bytes) -> float:
 
 @contextlib.contextmanager
 def parsing(what: str = "") -> Iterator[None]:
-    """Make a ValueError of each error about a certificate; `cryptography` has several kinds.
+    """Turn each error of `cryptography` about a certificate, of any kind, into a ValueError.
 
-    With `what` the sentence begins with the name of the malformed thing.
+    The error's text begins with `what`, the name of the parsed object, if it is not empty.
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm

@@ -1,4 +1,4 @@
-"""SSL contexts for HTTP. Both ends speak TLS 1.3 or newer."""
+"""SSL contexts for HTTP servers and HTTP clients, with TLS 1.3 or newer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bookie.config import SecuritySettings
 def server_context(settings: SecuritySettings) -> ssl.SSLContext:
     """Make the context of a bookie's HTTP server.
 
-    A client may show a certificate, which must then be one of the CA's. Probes have none, so the
-    handler of a request decides if one is needed. There are no session tickets, so each connection
-    shows its certificate anew.
+    A client need not show a certificate, but the CA must have signed a certificate that it shows.
+    Probes have no certificate, so the handler of a request decides if it needs a certificate. The
+    server issues no session tickets, so a client shows its certificate on each connection.
 
     Raises:
         OSError, ssl.SSLError: a file cannot be read or used.

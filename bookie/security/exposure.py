@@ -1,4 +1,4 @@
-"""The listeners of a process at which anyone on the network may do everything."""
+"""Finds the listeners of a process that let anyone on the network do everything."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bookie.errors import CannotStartError, ConfigurationError
 
 
 def is_loopback(host: str) -> bool:
-    """True if only processes of this machine reach a server that listens on `host`.
+    """True if only processes of this machine can reach a server that listens on `host`.
 
-    A name counts by the addresses that it has on this machine. One without an address counts as
-    reached: it may get one.
+    A host name is loopback if this machine resolves it to loopback addresses only. For a host name
+    without an address the result is False, because the name may get any address later.
     """
     try:
         return _is_loopback_address(host)
@@ -36,10 +36,10 @@ def _is_loopback_address(text: str) -> bool:
 
 
 def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the listeners that speak plaintext beyond loopback: setting → host.
+    """Return the listeners outside of loopback that accept plaintext: setting → host.
 
     Args:
-        settings: those of the process.
+        settings: the settings of the process.
         listeners: the sections of the listeners that the process has, ``listen`` or ``http``.
     """
     hosts = {"listen": settings.listen.host, "http": settings.http.host}
@@ -55,12 +55,12 @@ def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
 
 def open_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the TLS listeners beyond loopback that let any client in: setting → host.
+    """Return the TLS listeners outside of loopback that accept any client: setting → host.
 
-    Such a listener requires neither a client certificate nor roles.
+    A listener accepts any client if it requires neither a client certificate nor roles.
 
     Args:
-        settings: those of the process.
+        settings: the settings of the process.
         listeners: as for `exposed_listeners`.
     """
     security = settings.security
@@ -75,16 +75,16 @@ def open_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[st
 
 
 def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
-    """Refuse to let anybody in beyond loopback, unless ``security.allow_plaintext`` is set.
+    """Refuse unprotected listeners outside of loopback, unless ``security.allow_plaintext`` is set.
 
-    Anybody gets in without TLS. He also gets in by TLS without client certificates and roles.
+    A listener is unprotected if it is in `exposed_listeners` or in `open_listeners`.
 
     Returns:
-        the listeners without TLS that the setting permits, for the log.
+        the result of `exposed_listeners`, for the log.
 
     Raises:
-        ConfigurationError: the setting is missing.
-        CannotStartError: it would be missing for a host name, which has no address now.
+        ConfigurationError: a listener is unprotected, and ``security.allow_plaintext`` is not set.
+        CannotStartError: as for ConfigurationError, but the listener's host name has no address.
     """
     exposed = exposed_listeners(settings, listeners)
     if exposed and not settings.security.allow_plaintext:
@@ -109,7 +109,7 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
 
 def _require_address(name: str, host: str) -> None:
-    """Raise `CannotStartError` if the host name has no address: a later start may find one."""
+    """Raise `CannotStartError` if the host name has no address now; a later start may succeed."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

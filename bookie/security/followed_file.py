@@ -1,4 +1,4 @@
-"""One file of ``[security]`` that is read again when it changes."""
+"""Reads one file of ``[security]`` again whenever the file changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.errors import ConfigurationError
 from bookie.telemetry import event_log
 
 LOOK_SECONDS = 1.0
-"""The shortest time between two looks at a file. A look costs one call of stat."""
+"""The shortest time between two checks of a file. A check costs one call of stat."""
 
 _T = TypeVar("_T")
 _Stamp = tuple[int, ...]
@@ -21,16 +21,16 @@ _log = event_log(__name__)
 
 
 class FollowedFile(Generic[_T]):
-    """The parsed content of a file, as it is now.
+    """Holds the parsed content of a file, and follows the changes of the file.
 
-    Changed content is taken only if it can be used. Until then the former content stays.
+    While the changed file cannot be used, the content of its last usable version stays.
 
     Args:
-        setting: the setting that names the file; it begins the sentences of errors.
-        path: the file.
-        bytes_max: a longer file is refused.
-        parse: returns the content; it raises ValueError with a sentence that follows "the file".
-        clock: for the time between two looks.
+        setting: the setting that names the file; error texts begin with it.
+        path: the path of the file.
+        bytes_max: the greatest allowed size of the file.
+        parse: parses the content; raises ValueError whose text can follow the file's path.
+        clock: measures the time between two checks of the file.
 
     Raises:
         ConfigurationError: the file cannot be read or used.
@@ -54,13 +54,14 @@ class FollowedFile(Generic[_T]):
         self._said = ""
         self._stamp = self._read_stamp()
         self.value = self._load()
-        """The content; another object after each change."""
+        """The parsed content; each change replaces the object."""
 
     def refresh(self) -> bool:
-        """Take a changed file, at most one look a second; return True if it was taken.
+        """Load the file if it changed, checked at most once a second; True if new content is used.
 
-        A file that cannot be used is logged once, and tried again as soon as it changes. A file
-        that cannot be read is tried at each look. Any thread may call this.
+        If the file's content cannot be used, the error is logged once, and the file is read again
+        when it changes. If the file cannot be read, each check tries again. Any thread may call
+        this method.
         """
         now = self._monotonic()
         if now - self._looked_at < LOOK_SECONDS:

@@ -1,9 +1,9 @@
-"""Who a caller is, and with which permissions: decided at the beginning of each call.
+"""Determines the principal and the permissions of a caller, at the beginning of each call.
 
-A caller shows a certificate, a token, both or neither. A token counts more than a certificate,
-because a process may share its certificate with others. The name in either is the *principal*, to
-which an operator grants roles. If a token is refused, the certificate does not replace it, and the
-caller learns why.
+A caller shows a certificate, a token, both or neither. The name in the token or certificate is the
+*principal*, to which an operator grants roles. If a caller shows both, the token's name is used,
+because several processes may share a certificate. If the token is refused, the call is refused even
+with a valid certificate, and the error gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BEARER: Final = "bearer "
 
 
 class VerifiedToken(Protocol):
-    """What a token proves."""
+    """The verified content of a token."""
 
     @property
     def subject(self) -> str:
@@ -37,25 +37,26 @@ class VerifiedToken(Protocol):
 
     @property
     def expires_seconds(self) -> float:
-        """The end of its life, in seconds since 1970."""
+        """The time at which the token expires, in seconds since 1970."""
 
 
 class TokenVerification(Protocol):
-    """The check of tokens."""
+    """Verifies tokens."""
 
     def verify(self, token: str, now_seconds: float, /) -> VerifiedToken:
-        """Return what the token proves; raise ValueError with one sentence if it proves nothing."""
+        """Return the content of a valid token; for an invalid token raise ValueError."""
 
 
 class PrincipalRules:
-    """The rules by which a certificate becomes a name; the first that fits decides.
+    """The rules that map a certificate to a principal's name; the first matching rule decides.
 
     Args:
         rules: ``cn:REGEX`` for the common name, ``san:REGEX`` for any alternative name. The
-            expression must fit the whole text; its first group, if it has one, is the principal.
+            expression must match the whole name. The principal is the text of the expression's
+            first group; without a group, it is the whole name.
 
     Raises:
-        ConfigurationError: one is not a rule.
+        ConfigurationError: a rule is malformed.
     """
 
     def __init__(self, rules: Iterable[str]) -> None:
@@ -70,7 +71,7 @@ class PrincipalRules:
                 raise ConfigurationError(f"{rule!r} is no rule for names: {error}") from error
 
     def principal(self, identity: PeerIdentity) -> str:
-        """Return the name; `ANONYMOUS` if no rule fits."""
+        """Return the name of the principal; `ANONYMOUS` if no rule matches."""
         for kind, expression in self._rules:
             for text in (identity.common_name,) if kind == "cn" else identity.names:
                 found = expression.fullmatch(text)
@@ -82,17 +83,17 @@ class PrincipalRules:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, from where, and what he may do."""
+    """The caller of a request: its permissions and its address."""
 
     permissions: Permissions
     address: str
     audit: AuditLog
     expires_seconds: float | None = None
-    """When his token ends, in seconds since 1970; None without a token."""
+    """The time at which the caller's token expires, in seconds since 1970; None without a token."""
 
     @property
     def principal(self) -> str:
-        """His name, to which roles are granted."""
+        """The caller's name, to which an operator grants roles."""
         return self.permissions.principal
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
@@ -100,43 +101,43 @@ class Caller:
         return self.permissions.decide(right, ledger_id)
 
     def refuse(self, what: str, right: Right, ledger_id: int | None = None) -> NotPermittedError:
-        """Note a refused call in the audit log, and return the error that answers it."""
+        """Write a refused call to the audit log, and return the error for the caller."""
         self.audit.refused(self.principal, self.address, what, ledger_id, right.name.lower())
         return refusal(self.principal, right, of_ledger=ledger_id is not None)
 
     async def require(self, what: str, right: Right, ledger_id: int) -> None:
-        """Check that `right` is given for a ledger.
+        """Check that the caller has `right` for a ledger.
 
         Raises:
-            NotPermittedError: it is not.
-            MetadataError: the store does not tell of which log the ledger is.
+            NotPermittedError: the caller does not have the right.
+            MetadataError: the metadata store did not return the log to which the ledger belongs.
         """
         if not await self.permissions.may(right, ledger_id):
             raise self.refuse(what, right, ledger_id)
 
     def require_everywhere(self, what: str, right: Right) -> None:
-        """Check that `right` is given for every ledger; for ASK any grant is enough.
+        """Check that the caller has `right` for every ledger; for ASK any grant is enough.
 
         Raises:
-            NotPermittedError: it is not.
+            NotPermittedError: the caller does not have the right.
         """
         if not self.permissions.decide_everywhere(right):
             raise self.refuse(what, right)
 
     def did(self, what: str, ledger_id: int | None = None, *, always: bool = False) -> None:
-        """Note something destructive in the audit log; with `always` also in a flood."""
+        """Write a destructive call to the audit log; with `always`, even above the log's limits."""
         self.audit.did(self.principal, self.address, what, ledger_id, always=always)
 
 
 class Gatekeeper:
-    """Finds out who calls. One of them serves gRPC and HTTP.
+    """Determines the caller of each request; gRPC and HTTP share one gatekeeper.
 
     Args:
-        rules: how a certificate becomes a name.
-        logs: of which log each ledger is.
-        clock: for the end of tokens.
-        audit: notes what is refused and what is destructive.
-        is_required: False if everybody may do everything.
+        rules: map certificates to principals.
+        logs: gives the log to which a ledger belongs.
+        clock: decides if a token has expired.
+        audit: records refused calls and destructive calls.
+        is_required: False if every caller has all rights.
     """
 
     def __init__(
@@ -164,28 +165,29 @@ class Gatekeeper:
 
     @property
     def logs(self) -> LedgerLogs:
-        """Of which log each ledger is."""
+        """The directory that gives the log to which a ledger belongs."""
         return self._logs
 
     def take(self, grants: Grants) -> None:
-        """Use other grants from now on, also in calls that have begun."""
+        """Replace the grants; calls that have begun also use the new grants."""
         if self._is_required:
             self._grants = grants
 
     def take_tokens(self, tokens: TokenVerification) -> None:
-        """Take tokens from now on; without this call, a bookie takes none."""
+        """Accept tokens that `tokens` verifies; before this call, a bookie accepts no tokens."""
         self._tokens = tokens
 
     def caller(self, identity: PeerIdentity | None, authorization: str, address: str) -> Caller:
-        """Return who calls.
+        """Return the caller, determined from its token or its certificate.
 
         Args:
-            identity: what the peer's certificate says; None without one.
-            authorization: the header ``Authorization``; empty without one.
-            address: from where, for the audit log.
+            identity: the names in the peer's certificate; None without a certificate.
+            authorization: the value of the header ``Authorization``; empty without the header.
+            address: the caller's address, for the audit log.
 
         Raises:
-            NotPermittedError: the token proves nothing.
+            NotPermittedError: the token is invalid, or callers need roles and this bookie accepts
+                no tokens.
         """
         if authorization:
             if self._tokens is not None:

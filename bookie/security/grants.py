@@ -1,8 +1,8 @@
-"""Who has which role, and where: the grants of a cluster.
+"""The grants of a cluster: each grant gives one role to one principal.
 
-A grant gives one role to a principal: everywhere, for a range of ledger ids, or for some logs. A
-name that ends in ``*`` stands for all names with that beginning. A principal has the rights of all
-its grants together. A principal without a grant has no rights.
+A grant applies to all ledgers, to a range of ledger ids, or to the ledgers of some logs. A name
+that ends in ``*`` matches all names with the same beginning. A principal has the union of the
+rights of its grants. A principal without a grant has no rights.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from bookie.ids import MAX_ID
 from bookie.security.rights import NO_RIGHTS, ROLE_RIGHTS, Right, Role
 
 ANONYMOUS: Final = "anonymous"
-"""The principal that showed neither a certificate nor a token."""
+"""The principal of a caller without a token whose certificate is missing or matches no rule."""
 
 NAME_LENGTH_MAX: Final = 256
 """The most characters of a principal's name."""
 
 GRANTS_MAX: Final = 4096
-"""The most grants of a cluster: bookies look through them for each new caller."""
+"""The most grants of a cluster; a bookie reads all grants for each new caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantScope:
-    """The ledgers for which a grant holds; by default all."""
+    """The ledgers to which a grant applies; by default all ledgers."""
 
     first_ledger_id: int = 0
     last_ledger_id: int = MAX_ID
     """Inclusive."""
     log: str = ""
-    """A log as ``<namespace>/<name>``; with ``*`` at its end, all that begin so. Empty: any."""
+    """A log as ``<namespace>/<name>``, which may end in ``*``; empty if the log does not matter."""
 
     @property
     def is_everything(self) -> bool:
-        """True if the grant holds for every ledger."""
+        """True if the grant applies to every ledger."""
         return self == EVERYTHING
 
     def holds_ids_of(self, ledger_id: int) -> bool:
-        """True if `ledger_id` is in the range."""
+        """True if `ledger_id` lies in ``first_ledger_id … last_ledger_id``."""
         return self.first_ledger_id <= ledger_id <= self.last_ledger_id
 
     def holds_log(self, log: str) -> bool:
-        """True if the ledgers of `log` are meant; `log` is empty if a ledger is of no log."""
+        """True if the grant applies to ledgers of `log`; `log` is empty for ledgers of no log."""
         return not self.log or (bool(log) and matches(self.log, log))
 
     def __str__(self) -> str:
@@ -61,10 +61,10 @@ EVERYTHING: Final = GrantScope()
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One role of one principal.
+    """One role of one principal, for the ledgers of `scope`.
 
     Raises:
-        BadRequestError: the name, the range or the log is not one; one sentence says why.
+        BadRequestError: the principal's name, the range or the log is malformed.
     """
 
     principal: str
@@ -92,20 +92,20 @@ class Grant:
 
     @property
     def rights(self) -> int:
-        """The rights that the role gives, as bits."""
+        """The set of rights that the role gives, one bit for each right."""
         return ROLE_RIGHTS[self.role]
 
 
 class Grants:
-    """All grants of a cluster, at one moment."""
+    """A snapshot of all grants of a cluster."""
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
         self.all = tuple(grants)
 
     def of(self, principal: str) -> tuple[Grant, ...]:
-        """Return the grants that a principal has.
+        """Return the grants whose name matches `principal`.
 
-        A ``*`` alone stands for every principal but the anonymous one, which has to be named.
+        A name that ends in ``*`` never matches the principal `ANONYMOUS`.
         """
         return tuple(
             one
@@ -116,11 +116,11 @@ class Grants:
 
 
 UNLIMITED: Final = Grants((Grant("*", Role.ADMIN), Grant(ANONYMOUS, Role.ADMIN)))
-"""Everybody may do everything: for a bookie that asks for no roles."""
+"""The grants of a bookie that requires no roles: every principal has all rights."""
 
 
 def everywhere(grants: Iterable[Grant]) -> int:
-    """Return the rights that do not depend on the ledger."""
+    """Return the rights that `grants` give for every ledger; any grant gives ASK."""
     rights = NO_RIGHTS
     for one in grants:
         rights |= one.rights if one.scope.is_everything else Right.ASK
@@ -128,5 +128,5 @@ def everywhere(grants: Iterable[Grant]) -> int:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True if `name` is `pattern`, or begins as a `pattern` that ends in ``*``."""
+    """True if `name` equals `pattern`, or begins with the text before the ``*`` that ends it."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

@@ -1,4 +1,4 @@
-"""Who a peer is, by the certificate that it showed. Both carriers answer here."""
+"""Reads the names in a peer's certificate, for gRPC and for HTTP."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The names in a peer's certificate, which a CA of ours has signed."""
+    """The names in a peer's certificate, which a CA of ``ca_file`` has signed."""
 
     common_name: str
     names: tuple[str, ...] = ()
-    """Its alternative names: hosts, addresses, URIs."""
+    """The certificate's alternative names: hosts, addresses, URIs."""
 
     def __str__(self) -> str:
         return self.common_name or ", ".join(self.names)
 
 
 def identity_of_call(properties: Mapping[str, Iterable[bytes]]) -> PeerIdentity | None:
-    """Return who makes a gRPC call; None if the peer showed no certificate.
+    """Return the names of a gRPC caller; None if the caller showed no certificate.
 
     Args:
-        properties: what `auth_context` of the call's context returns.
+        properties: the result of `auth_context` of the call's context.
     """
     if not properties.get("x509_pem_cert"):
         return None
@@ -33,10 +33,10 @@ def identity_of_call(properties: Mapping[str, Iterable[bytes]]) -> PeerIdentity 
 
 
 def identity_of_certificate(certificate: Mapping[str, Any] | None) -> PeerIdentity | None:
-    """Return who makes an HTTP request; None if the peer showed no certificate.
+    """Return the names of an HTTP client; None if the client showed no certificate.
 
     Args:
-        certificate: what `ssl.SSLObject.getpeercert` returns.
+        certificate: the result of `ssl.SSLObject.getpeercert`.
     """
     if not certificate:
         return None

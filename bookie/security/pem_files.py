@@ -1,4 +1,4 @@
-"""The files of ``[security]``, loaded again when they change."""
+"""Loads the certificate and key files of ``[security]``, again whenever they change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.security.usable import certificate_fault, key_fault, require_usable
 from bookie.telemetry import event_log
 
 LOOK_SECONDS = 1.0
-"""The shortest time between two looks at the files. A look costs three calls of stat."""
+"""The shortest time between two checks of the files. A check costs three calls of stat."""
 
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 """Device, inode, size, and the times of change of content and of owner, of each file."""
@@ -34,7 +34,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """The content of the files at one moment; certificate and key belong together."""
+    """The content of the files at one moment; the key is the key of the certificate."""
 
     ca: bytes
     certificate: bytes = b""
@@ -46,24 +46,24 @@ _Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, Mapping[str, str]]
 
 
 class PemFiles:
-    """The CA, and perhaps a certificate and its key, as they are now.
+    """Holds the CA, and optionally a certificate with its key, and follows changes of the files.
 
-    Files that change are taken only if they can be used. Until then the former content stays: a
-    program that renews a certificate writes two files, one after the other.
+    While changed files cannot be used, the content of the last usable files stays. A program that
+    renews a certificate writes two files, one after the other, so they do not match for a moment.
 
     Args:
         settings: names the files; `ca_file` is set.
-        clock: for the time between two looks.
-        check: what else content must pass, before it is taken; it raises ValueError.
-        patience_seconds: how long files may be wrong at first, if they have just changed or do not
-            fit together: a program may be renewing them. The calling thread waits.
-        judge: says why peers would refuse the certificate, as `faults_of` does. Changed files are
-            taken only if they have no faults that the former ones have not.
+        clock: measures the time between two checks of the files.
+        check: an additional check of new content; raises ValueError to refuse the content.
+        patience_seconds: how long the first load waits, in the calling thread, for usable files. It
+            waits only if a file changed within this time, or key and certificate do not match.
+        judge: returns the reasons of peers to refuse the certificate, like `faults_of`. Changed
+            files are refused if they have a fault of a kind that the used files do not have.
 
     Raises:
-        ConfigurationError: a file cannot be read, or the files do not fit together.
-        CannotStartError: they do not fit together, although there was patience: a renewal may mend
-            them at any time.
+        ConfigurationError: a file cannot be read, or the files cannot be used.
+        CannotStartError: key and certificate still do not match after `patience_seconds`; a later
+            start may succeed, because a renewal may be under way.
     """
 
     def __init__(
@@ -83,8 +83,11 @@ class PemFiles:
         self._said = ""
         self._stamp, loaded = self._load_first(patience_seconds)
         self.pems, self.context, self.faults = loaded
-        """The content, the SSL context of HTTP, a server's if there is a certificate, and why peers
-        would refuse the certificate: kind → sentence."""
+        """The content of the files, the SSL context for HTTP, and the faults of the certificate.
+
+        The context is a server's if the settings name a certificate, otherwise a client's. A fault
+        is a reason of peers to refuse the certificate: kind → sentence.
+        """
 
     def client_context(self) -> ssl.SSLContext:
         """Return an SSL context for requests to the HTTP servers of bookies."""
@@ -92,15 +95,16 @@ class PemFiles:
 
     @property
     def settings(self) -> SecuritySettings:
-        """The settings that name the files."""
+        """The settings in ``[security]``, which name the files."""
         return self._settings
 
     def refresh(self) -> bool:
-        """Take changed files, at most one look a second; return True if something was taken.
+        """Load the files if any changed, checked at most once a second; True if now in use.
 
-        Files that cannot be used are logged once, and tried again as soon as they change. Files
-        that cannot be read are tried at each look: a repaired directory changes no file in it. So
-        are files that peers would refuse, because a certificate may become valid.
+        If the content cannot be used, the error is logged once, and the files are loaded again when
+        a file changes. Each check loads the files again in two other cases: if a file cannot be
+        read, because a repair of its directory does not change the file; and if peers would refuse
+        the certificate, because it may become valid later.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < LOOK_SECONDS:
@@ -151,7 +155,7 @@ class PemFiles:
             threading.Event().wait(_PAUSE_SECONDS)
 
     def _changed_within(self, seconds: float) -> bool:
-        """True if a file that exists was changed so shortly ago."""
+        """True if any existing file changed within the last `seconds`."""
         since = self._clock.now_ms() / 1000 - seconds
         for _, path in self._paths():
             with contextlib.suppress(OSError):
@@ -230,12 +234,12 @@ def _unusable(name: str, path: str, error: OSError, fault: str = "") -> Configur
 
 
 def _is_about_content(error: ConfigurationError) -> bool:
-    """True if the files were read, but their content cannot be used until it changes."""
+    """True if the files could be read, but not used, so only changed content can help."""
     return isinstance(error.__cause__, ssl.SSLError | ValueError)
 
 
 def _is_mismatch(error: ConfigurationError) -> bool:
-    """True if the certificate has another key, as in the middle of a renewal."""
+    """True if the key is not the certificate's key, which can happen during a renewal."""
     cause = error.__cause__
     return isinstance(cause, ssl.SSLError) and cause.reason in _MISMATCHES
 

@@ -1,4 +1,4 @@
-"""Writes the files of a CA's directory: whole, durable, and by one command at a time."""
+"""Writes the files in a CA's directory atomically and durably, for one command at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _GROUP_BITS = 0o070
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file to be written."""
+    """A file to write."""
 
     path: Path
     content: bytes
     mode: int
-    """The permissions, without those that the group keeps from a former file."""
+    """The permissions of a new file; a replaced file's group permissions are added."""
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory; another command waits until the block ends.
+    """Lock the directory until the block ends; wait while another command has the lock.
 
     Raises:
         OSError: the directory cannot be opened.
@@ -41,11 +41,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def write_new(files: Sequence[NewFile]) -> None:
-    """Write files that do not exist, in this order.
+    """Create files in this order, durably.
 
     Raises:
-        BadRequestError: one exists; it stays as it is, and none is written.
-        OSError: one cannot be written.
+        BadRequestError: one of the files exists already; the call leaves all files unchanged.
+        OSError: one of the files cannot be written; files before it may exist.
     """
     written: list[Path] = []
     with _staged(files, [file.path for file in files]) as staged:
@@ -60,15 +60,15 @@ def write_new(files: Sequence[NewFile]) -> None:
 
 
 def replace_files(files: Sequence[NewFile]) -> None:
-    """Replace files in this order; a reader sees the former content or the new one as a whole.
+    """Replace each file atomically, in this order.
 
-    All content is durable before the first file is replaced. A file keeps its owner, its group and
-    the permissions of the group, as far as this user may set them: a bookie that runs as another
-    user can still read its key after root has renewed it. A symbolic link stays, and its target is
-    replaced.
+    All new content is durable before the first file is replaced. A file keeps its owner, its group
+    and the group's permissions, if this user may set the owner and the group. So after root renews
+    a key, a bookie of another user can still read the key. For a symbolic link, the link stays and
+    its target is replaced.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file cannot be written; files before it may be replaced.
     """
     targets = [file.path.resolve() for file in files]
     with _staged(files, targets) as staged:
@@ -80,7 +80,10 @@ def replace_files(files: Sequence[NewFile]) -> None:
 def _staged(
     files: Sequence[NewFile], targets: Sequence[Path]
 ) -> Iterator[list[tuple[NewFile, Path]]]:
-    """Write each file beside its target; at the end sync directories, and remove what is left."""
+    """Write each file to a temporary file beside its target, durably, for the ``with`` block.
+
+    After the block, sync the directories. In any case, remove the remaining temporary files.
+    """
     staged: list[tuple[NewFile, Path]] = []
     try:
         for file, target in zip(files, targets, strict=True):
