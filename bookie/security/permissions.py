@@ -1,8 +1,8 @@
-"""What one principal may do, decided for each request from memory.
+"""Decides for each request if its principal has the needed right, usually from memory.
 
-Most decisions need no more than the ledger's id. If a grant is limited to logs, the bookie first
-has to know the log of the ledger. `Permissions.decide` then answers None, and `may` looks it up in
-the metadata store. Decisions are remembered until the grants change.
+Most decisions need only the ledger's id. If a grant is limited to logs, the decision also needs the
+ledger's log. If the log is not in memory, `Permissions.decide` returns None, and `Permissions.may`
+looks the log up in the metadata store. Decisions are remembered until the grants change.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ no such ledger.
 """
 
 KNOWN_LOGS_MAX: Final = 65536
-"""The most ledgers whose log is remembered."""
+"""The greatest number of ledgers whose log is remembered."""
 
 KNOWN_LEDGERS_MAX: Final = 4096
 """The most decisions that are remembered for a principal: 130 bytes and 2 µs or more each."""
 
 LOOK_UPS_LATER_MAX: Final = 256
-"""The most look-ups in the background, with those that wait for a place."""
+"""The greatest number of background look-ups, including those that wait for a place."""
 
 LOOK_UPS_MAX: Final = 16
-"""The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""
+"""The greatest number of concurrent look-ups, so that requests cannot overload the store."""
 
 LOOK_UPS_EACH_MAX: Final = 4
-"""The most look-ups of one principal at a time, so that others need not wait for all of his."""
+"""The greatest number of concurrent look-ups of one principal, so that others get places."""
 
 LOOK_UP_SECONDS_MAX: Final = 2.0
 """The longest wait of a request for a look-up, in which its stream's adds wait, too. It is shorter
@@ -46,37 +46,37 @@ than the time that clients wait for an answer (5 s).
 
 @dataclass(slots=True)
 class _LookUp:
-    """A look-up under way, and how many wait for it."""
+    """A running look-up, and the number of callers that wait for its result."""
 
     task: asyncio.Task[str | None]
     waiting: int = 0
 
 
 class LedgerLogs(LogDirectory):
-    """Of which log each ledger is, as the metadata store says; remembered.
+    """Looks up the log of each ledger in the metadata store, and remembers the newest results.
 
-    A ledger that the store does not have is never remembered: it may be made in the next moment.
+    A missing ledger is not remembered, because it may be created at any moment.
     """
 
     def __init__(self, find: FindLog) -> None:
         self._find = find
         self._known: OrderedDict[int, str] = OrderedDict()
         self._asked: dict[int, _LookUp] = {}
-        """Look-ups under way. All who want the same wait for the same."""
+        """Running look-ups by ledger id; all callers for one ledger share a look-up."""
         self._places = asyncio.Semaphore(LOOK_UPS_MAX)
         self._later: dict[int, asyncio.Task[None]] = {}
-        """Look-ups in the background, for which nobody waits."""
+        """Background tasks by ledger id; no caller waits for them."""
         self._places_later = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
 
     def known(self, ledger_id: int) -> str | None:
-        """Return the log of a ledger, empty if it is of none; None if it is not known here."""
+        """Return the log of a ledger, empty for a ledger of no log; None if it is not in memory."""
         return self._known.get(ledger_id)
 
     async def learn(self, ledger_id: int) -> str | None:
-        """Look a ledger up in the metadata store; return None if there is no such ledger.
+        """Look up the ledger in the metadata store; return its log, or None for a missing ledger.
 
         Raises:
-            MetadataError: the store does not answer, or its record is damaged.
+            MetadataError: the store does not answer, or the ledger's record is damaged.
         """
         asked = self._asked.get(ledger_id)
         if asked is None:
@@ -93,9 +93,10 @@ class LedgerLogs(LogDirectory):
                 del self._asked[ledger_id]
 
     def learn_later(self, ledger_id: int) -> None:
-        """Look a ledger up in the background, unless many such look-ups are under way.
+        """Look up the ledger in the background, unless `LOOK_UPS_LATER_MAX` look-ups wait or run.
 
-        They take no more places than one principal does. A look-up that fails is forgotten.
+        All background look-ups together have as many places as one principal. The error of a failed
+        look-up is ignored.
         """
         if ledger_id not in self._later and len(self._later) < LOOK_UPS_LATER_MAX:
             work = self._learn_in_background(ledger_id)
@@ -124,9 +125,9 @@ class Permissions:
     """The rights of one principal under the present grants.
 
     Args:
-        principal: its name, for refusals.
-        current: returns the grants as they are now.
-        logs: of which log each ledger is.
+        principal: the principal's name.
+        current: returns the present grants.
+        logs: looks up the log of a ledger.
     """
 
     def __init__(self, principal: str, current: Callable[[], Grants], logs: LedgerLogs) -> None:
@@ -137,13 +138,13 @@ class Permissions:
         self._own: tuple[Grant, ...] = ()
         self._everywhere = 0
         self._limited: tuple[Grant, ...] = ()
-        """The grants that do not hold for everything."""
+        """The grants that do not apply to all ledgers."""
         self._places = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
         self._known: dict[int, tuple[int, int]] = {}
-        """Ledger id → the rights that it gives whatever its log is, and those that it may give."""
+        """Ledger id → the rights that do not depend on its log, and all rights for any log."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """Return True if `right` is given for this ledger; None if its log must be learnt first."""
+        """Return if the principal has `right` for the ledger; None if the log must be known first."""
         if self._current() is not self._grants:
             self._renew()
         if self._everywhere & right:
@@ -159,13 +160,17 @@ class Permissions:
         return None if possible & right else False
 
     def decide_everywhere(self, right: Right) -> bool:
-        """True if `right` is given without a limit; for ASK every grant is enough."""
+        """True if the principal has `right` for all ledgers; for ASK any grant is enough."""
         if self._current() is not self._grants:
             self._renew()
         return bool(self._everywhere & right)
 
     async def may(self, right: Right, ledger_id: int) -> bool:
-        """Return the decision, after a look into the store if it is needed; see `decide`."""
+        """Return whether the principal has `right` for the ledger; look up its log if necessary.
+
+        Raises:
+            MetadataError: the metadata store did not return the ledger's log in time.
+        """
         decided = self.decide(right, ledger_id)
         if decided is not None:
             return decided
@@ -195,7 +200,7 @@ class Permissions:
     def _learn_without_store(
         self, ledger_id: int, known: tuple[int, int] | None
     ) -> tuple[int, int]:
-        """Return what is certain and what is possible, and remember it."""
+        """Return and remember two sets of rights: those that are certain, and those for any log."""
         log = self._logs.known(ledger_id)
         if log is not None:
             rights = self._rights_for(ledger_id, log)
@@ -222,9 +227,9 @@ class Permissions:
 
 
 def refusal(principal: str, right: Right, *, of_ledger: bool) -> NotPermittedError:
-    """Return the error for a request that `principal` may not make.
+    """Return the error for a request for which `principal` lacks `right`.
 
-    The sentence names what is missing, and never what exists.
+    The error text names only the missing role, so it does not show if the ledger exists.
     """
     role = least_role(right).value
     where = " for this ledger" if of_ledger else ""

@@ -1,4 +1,4 @@
-"""Files of keys and tokens, written so that nobody else sees them, not even for a moment."""
+"""Writes files with keys and tokens so that other users can never read them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file; a reader sees the former content or the new one as a whole.
+    """Create or replace a file atomically.
 
-    The file has its permissions before it has content. It keeps its owner and its group, as far as
-    this user may set them: a bookie that runs as another user can still read its key after root
-    has renewed it.
+    The permissions are set before the content is written. A replaced file keeps its owner and its
+    group, if this user may set both. So after root renews a key, a bookie of another user can still
+    read the key.
 
     Args:
-        path: the file.
-        content: the new content, durable when this returns.
-        mode: the permissions, whatever the former file had.
+        path: the path of the file.
+        content: the new content, which is synced before it replaces the former content.
+        mode: the permissions of the file; the former permissions are ignored.
 
     Raises:
-        OSError: the file cannot be written; the former one stays.
+        OSError: the file cannot be written; a former file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):

@@ -1,19 +1,20 @@
-"""How much one caller, and one namespace, may ask of a bookie in a second.
+"""Limits the rates of requests and bytes of each caller, and of each namespace, at a bookie.
 
-A rate keeps a neighbour from using up a bookie. It bounds what is asked for, not what is under way.
-An **identity** is a principal, or the address of a caller who has no name. A **namespace** is that
-of the log to which a ledger belongs; a ledger of no log has none. Each of them has three buckets:
-for the bytes that it adds, for those that it reads, and for its requests. A bucket holds the worth
-of one second.
+Rates keep one caller from using all of a bookie. They limit requests per time, not concurrent
+requests. An **identity** is a principal, or the address of an anonymous caller. The **namespace**
+of a ledger is the namespace of its log; a ledger of no log has no namespace. Each identity and each
+namespace has three token buckets: for added bytes, for read bytes, and for requests. A full bucket
+holds the tokens of one second.
 
-A request is admitted while none of its buckets is empty, whatever its size, and is then charged in
-full. So a bucket may owe something, and a message larger than a bucket passes, too. The answer to a
-request that is not admitted says when the bucket owes nothing any more.
+A request of any size is admitted if none of its buckets is empty. Then the whole request is charged
+to its buckets, so the level of a bucket may become negative. Thus a message may be larger than a
+full bucket. The error for a refused request contains the time until its buckets are no longer
+empty.
 
-Recovery, repair and admins are never limited: a ledger that nobody can recover or copy is in
-danger, and an operator must be able to act on a busy bookie.
+Requests of recovery, of repair and of admins are not limited. A ledger that cannot be recovered or
+copied is in danger, and an operator must be able to act on a busy bookie.
 
-Time comes from the caller, so nothing here waits.
+Callers pass the present time, and no function of this module waits.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ from bookie.errors import TooManyRequestsError
 from bookie.security.grants import ANONYMOUS
 
 ACCOUNTS_MAX: Final = 65536
-"""The most identities, and the most namespaces, that are remembered at a time."""
+"""The greatest number of identities, and of namespaces, whose buckets are remembered."""
 
 ASKED_MAX: Final = 4096
-"""The most ledgers of which it is remembered when their logs were last looked for."""
+"""The greatest number of ledgers for which the time of the last look-up is remembered."""
 
 ASK_AGAIN_SECONDS: Final = 5.0
-"""The log of a ledger is looked for again after this time, if it was not found."""
+"""The time after a look-up without a result until the log of the ledger is looked up again."""
 
 RETRY_SECONDS_MIN: Final = 0.01
-"""The shortest time after which a caller is asked to come back."""
+"""The shortest waiting time in the error for a refused request."""
 
 
 class TokenBucket:
-    """An allowance that grows by `rate` a second, up to the worth of one second.
+    """A token bucket, which gains `rate` tokens per second and holds at most `rate` tokens.
+
+    A new bucket is full.
 
     Args:
-        rate: what is allowed in a second, at least 1.
-        now: the present time, in seconds. At first the bucket is full.
+        rate: the number of tokens per second, at least 1.
+        now: the present time, in seconds.
     """
 
     __slots__ = ("_at", "_level", "rate")
@@ -57,19 +60,19 @@ class TokenBucket:
         self._at = now
 
     def wait_seconds(self, now: float) -> float:
-        """Return 0 if a request may go on now, else the time until one may."""
+        """Return the seconds until the bucket holds a token; 0 if it holds a token now."""
         self._fill(now)
         if self._level >= 1:
             return 0.0
         return max((1 - self._level) / self.rate, RETRY_SECONDS_MIN)
 
     def charge(self, amount: float, now: float) -> None:
-        """Take `amount`, even if that is more than there is."""
+        """Take `amount` tokens; if the bucket holds fewer, its level becomes negative."""
         self._fill(now)
         self._level -= amount
 
     def is_full(self, now: float) -> bool:
-        """True if the bucket is as it was at first, so that it need not be kept."""
+        """True if the bucket is full, like a new bucket."""
         self._fill(now)
         return self._level >= self.rate
 
@@ -80,7 +83,7 @@ class TokenBucket:
 
 
 class Traffic(enum.IntEnum):
-    """What the bytes of a request are; each has a bucket of its own."""
+    """The kind of a request's bytes; each kind has its own bucket."""
 
     ADD = 0
     READ = 1
@@ -88,37 +91,39 @@ class Traffic(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What one identity, or one namespace, may ask for in a second; 0 sets no limit."""
+    """The rates that one identity, or one namespace, may use; 0 means no limit."""
 
     bytes_per_second: int = 0
     requests_per_second: int = 0
 
     @property
     def is_set(self) -> bool:
-        """True if anything is limited."""
+        """True if at least one of the rates is limited."""
         return bool(self.bytes_per_second or self.requests_per_second)
 
 
 class RateAccounts:
-    """The buckets of all identities, or of all namespaces. Full buckets are forgotten.
+    """The accounts of all identities, or of all namespaces; an account is a group of buckets.
+
+    Before a new account is made, up to two old accounts are dropped if all their buckets are full.
 
     Args:
-        limits: the same for each of them.
-        accounts_max: the most that are remembered; beyond it, whoever asked longest ago is
-            forgotten, with what he owes.
+        limits: the rates of every account.
+        accounts_max: the greatest number of accounts. Above it, the least recently used account is
+            dropped, even if the level of a bucket is negative.
     """
 
     def __init__(self, limits: RateLimits, accounts_max: int = ACCOUNTS_MAX) -> None:
         self.limits = limits
         self._accounts_max = accounts_max
         self._accounts: OrderedDict[str, tuple[TokenBucket | None, ...]] = OrderedDict()
-        """By name, in the order of their last use: buckets by `Traffic`, then that of requests."""
+        """Name → a bucket for each `Traffic`, and one for requests; least recently used first."""
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def wait_seconds(self, name: str, traffic: Traffic, now: float) -> float:
-        """Return 0 if `name` may ask now, else the time until it may."""
+        """Return the seconds until a request of account `name` is admitted; 0 if it is now."""
         buckets = self._buckets(name, now)
         bytes_of, requests = buckets[traffic], buckets[-1]
         return max(
@@ -127,7 +132,7 @@ class RateAccounts:
         )
 
     def charge(self, name: str, traffic: Traffic, size: int, requests: int, now: float) -> None:
-        """Charge `name` for requests, and for the bytes that are known of them."""
+        """Charge `requests` requests and `size` bytes to the account `name`."""
         buckets = self._buckets(name, now)
         for bucket, amount in ((buckets[traffic], size), (buckets[-1], requests)):
             if bucket is not None and amount:
@@ -149,7 +154,11 @@ class RateAccounts:
         return made
 
     def _forget_oldest(self, now: float) -> bool:
-        """Forget whoever asked longest ago, if he owes nothing or there are too many."""
+        """Drop the least recently used account if it is full, or if there are too many accounts.
+
+        Returns:
+            True if the account was dropped.
+        """
         oldest = next(iter(self._accounts), None)
         if oldest is None:
             return False
@@ -161,30 +170,32 @@ class RateAccounts:
 
 
 class LogDirectory:
-    """Which log each ledger belongs to; this one knows none.
+    """Gives the log to which a ledger belongs; this base class knows no log.
 
-    A bookie that knows its cluster's metadata has another one (`permissions.LedgerLogs`).
+    A bookie with access to its cluster's metadata uses the subclass `permissions.LedgerLogs`.
     """
 
     def known(self, ledger_id: int) -> str | None:
-        """Return the log as ``<namespace>/<name>``, empty if it is of none; None if unknown."""
+        """Return the log as ``<namespace>/<name>``, empty if there is none; None if unknown."""
         del ledger_id
         return None
 
     def learn_later(self, ledger_id: int) -> None:
-        """Begin to look the log up in the background, unless too many look-ups are under way."""
+        """Look up the log of the ledger in the background, unless too many look-ups run."""
         del ledger_id
 
 
 class Rates:
-    """Decides whether a request may go on now. Without limits, nothing is counted.
+    """Admits or refuses requests by the rates of their identity and namespace.
 
     Args:
-        current: returns the settings as they are now. Changed rates begin with full buckets.
-        monotonic: the time in seconds.
-        limited: counts one request that was not admitted, by ``identity`` or ``namespace``.
-        logs: of which log each ledger is. As long as that is not known, only the rate of the
-            identity counts.
+        current: returns the present settings. If a rate of the identities changes, all identities
+            get full buckets; the same is true for namespaces.
+        monotonic: returns a monotonic time in seconds.
+        limited: counts one refused request, by the exhausted account: ``identity`` or
+            ``namespace``.
+        logs: gives the log of a ledger. While the log is unknown, only the rates of the identity
+            limit requests for the ledger.
     """
 
     def __init__(
@@ -203,27 +214,28 @@ class Rates:
         self._identities = RateAccounts(RateLimits())
         self._namespaces = RateAccounts(RateLimits())
         self._asked: OrderedDict[int, float] = OrderedDict()
-        """By ledger: when its log was last looked for in the background."""
+        """Ledger id → the time of the last background look-up of its log."""
 
     @property
     def is_on(self) -> bool:
-        """True if anything is limited now."""
+        """True if the present settings limit any rate."""
         settings = self._current()
         if settings is not self._settings:
             self._renew(settings)
         return self._is_on
 
     def admit(self, identity: str, ledger_id: int, traffic: Traffic, size: int = 0) -> None:
-        """Admit one request and charge it.
+        """Admit one request, and charge it to the buckets of its identity and namespace.
 
         Args:
-            identity: of `account_name`.
-            ledger_id: the ledger, for its namespace.
-            traffic: whether `size` are bytes to add or to read.
-            size: the bytes that are known before the request is served.
+            identity: the result of `account_name` for the caller.
+            ledger_id: the ledger of the request, which determines the namespace.
+            traffic: the kind of the request's bytes.
+            size: the number of bytes that is known before the request is served.
 
         Raises:
-            TooManyRequestsError: a rate is used up; nothing was charged. It says when to come back.
+            TooManyRequestsError: a bucket is empty, so the request is refused and nothing is
+                charged; the error contains the time to wait.
         """
         now = self._monotonic()
         namespace = self._namespace_of(ledger_id, now)
@@ -244,7 +256,7 @@ class Rates:
             accounts.charge(name, traffic, size, 1, now)
 
     def charge(self, identity: str, ledger_id: int, traffic: Traffic, size: int) -> None:
-        """Charge bytes that became known only when the request was served."""
+        """Charge bytes of an admitted request whose number became known while it was served."""
         now = self._monotonic()
         for _, accounts, name in self._accounts_of(identity, self._namespace_of(ledger_id, now)):
             accounts.charge(name, traffic, size, 0, now)
@@ -258,7 +270,7 @@ class Rates:
         return found
 
     def _namespace_of(self, ledger_id: int, now: float) -> str:
-        """Return the namespace of a ledger; empty if it has none, or if it is not known yet."""
+        """Return the namespace of a ledger; empty if it has none, if it is unknown, or no limit."""
         if not self._namespaces.limits.is_set:
             return ""
         log = self._logs.known(ledger_id)
@@ -278,7 +290,10 @@ class Rates:
         self._logs.learn_later(ledger_id)
 
     def _renew(self, settings: NodeSettings) -> None:
-        """Use other settings; rates that did not change keep their buckets."""
+        """Use new settings; if no rate of the identities changed, their buckets stay.
+
+        The same is true for the buckets of namespaces.
+        """
         self._settings = settings
         identity = RateLimits(
             settings.identity_bytes_per_second, settings.identity_requests_per_second
@@ -294,12 +309,11 @@ class Rates:
 
 
 def account_name(principal: str, address: str) -> str:
-    """Return the name under which a caller is counted.
+    """Return the name of a caller's account; all anonymous callers at one host share an account.
 
     Args:
-        principal: his name.
-        address: of his connection, as ``ipv4:HOST:PORT``; without a name, all connections from
-            one host count together.
+        principal: the caller's principal.
+        address: the address of the caller's connection, as ``ipv4:HOST:PORT``.
     """
     if principal != ANONYMOUS:
         return f"principal {principal}"

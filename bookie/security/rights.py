@@ -1,18 +1,18 @@
-"""Which right each call needs, and which rights each role gives.
+"""The right that each call needs, and the rights that each role gives.
 
 ======== ========== ==================================================================
-right    bit        what it permits
+right    bit        permitted calls
 ======== ========== ==================================================================
-ASK      1          what a bookie says of itself; every role gives it
-READ     2          entries, LACs and lists of entries
-WRITE    4          new entries, explicit LACs and syncs
-RECOVER  8          fences, and recovery adds: they write a ledger as a recovery does
-LIST     16         the list of all ledgers of a bookie
-CHANGE   32         commands that change a bookie: read-only, garbage, compaction
+ASK      1          read the state of the bookie itself; every role has this right
+READ     2          read entries and LACs, list the entries of a ledger
+WRITE    4          add new entries, write explicit LACs, sync
+RECOVER  8          fence ledgers, send recovery adds
+LIST     16         list all ledgers of a bookie
+CHANGE   32         control a bookie: read-only, garbage, compaction, check, scrub
 ======== ========== ==================================================================
 
-`RPC_RIGHTS` and `HTTP_RIGHTS` are complete: a call without a row is refused, and a test compares
-both tables with the services.
+A bookie refuses a call that is in neither `RPC_RIGHTS` nor `HTTP_RIGHTS`. A test compares both
+tables with the services.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 
 class Right(enum.IntEnum):
-    """One right; values are bits, so a set of rights is a number."""
+    """One right; its value is one bit, and the sum of such bits is a set of rights."""
 
     ASK = 1
     READ = 2
@@ -35,7 +35,7 @@ class Right(enum.IntEnum):
 
 
 class Role(enum.Enum):
-    """What an operator gives to a name; `ROLE_RIGHTS` says what it permits."""
+    """A role, which an operator grants to a principal; `ROLE_RIGHTS` has the rights of roles."""
 
     READER = "reader"
     WRITER = "writer"
@@ -56,15 +56,15 @@ ROLE_RIGHTS: Final[Mapping[Role, int]] = MappingProxyType(
         Role.ADMIN: ALL_RIGHTS,
     }
 )
-"""Roles by growing power; a refusal names the first one that would do."""
+"""The rights of each role, weakest role first; a refusal names the first role with the right."""
 
 
 class RpcRights(NamedTuple):
-    """The right that a call needs, and the one that it needs if it asks for more."""
+    """The right that an ordinary call needs, and the right that a call of a recovery needs."""
 
     plain: Right
     flagged: Right | None = None
-    """For an add of a recovery, and for a read that fences first."""
+    """The right for a recovery add, and for a read that first fences the ledger."""
 
 
 RPC_RIGHTS: Final[Mapping[str, RpcRights]] = MappingProxyType(

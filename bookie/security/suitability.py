@@ -1,7 +1,8 @@
-"""Why peers would refuse a bookie's certificate: the certificate meets itself in a handshake.
+"""Finds the reasons for which peers would refuse a bookie's certificate, by a TLS handshake.
 
-A bookie is a server, and a client of other bookies. So both ends of the handshake show its
-certificate and trust its CA file. OpenSSL judges, as it does for HTTP.
+A bookie is a server, and a client of other bookies. So in the handshake, client and server both
+show the bookie's certificate and trust its CA file. OpenSSL verifies the certificate, as it does
+for HTTP.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ SERVER: Final = "server"
 HOST: Final = "host"
 
 LASTING: Final = frozenset({AUTHORITY, CLIENT, SERVER})
-"""The faults that neither time nor another name of the bookie's machine mends."""
+"""The faults that only a new certificate or another CA file removes."""
 
 _ROUNDS: Final = 4
-"""More than the flights of a handshake of TLS 1.3."""
+"""More rounds than a TLS 1.3 handshake has flights."""
 
 _EXPIRED, _EARLY, _PURPOSE, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 26, 62, 64
 # Source: X509_V_ERR_* of OpenSSL's x509_vfy.h
 
 
 def faults_of(settings: SecuritySettings, host: str = "") -> Mapping[str, str]:
-    """Return why peers would refuse the certificate: kind → sentence; empty if they take it.
+    """Return the faults for which peers would refuse the certificate: kind → sentence.
+
+    The result is empty if peers would accept the certificate.
 
     Args:
-        settings: names the files, which OpenSSL can load.
-        host: the certificate must name it; empty if no client verifies a name.
+        settings: names the files; the caller has checked that OpenSSL can load them.
+        host: the host name that the certificate must name; empty to check no host name.
 
     Raises:
         OSError: a file cannot be read.
@@ -57,7 +60,7 @@ def faults_of(settings: SecuritySettings, host: str = "") -> Mapping[str, str]:
 def _meet(
     server: ssl.SSLContext, client: ssl.SSLContext, host: str
 ) -> tuple[ssl.SSLError | None, ssl.SSLError | None]:
-    """Let both ends meet in memory; return the errors of the server and of the client."""
+    """Do a handshake in memory; return the error of the server and the error of the client."""
     if not host:
         client.check_hostname = False
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -82,7 +85,7 @@ def _meet(
 
 
 def _named(errors: tuple[ssl.SSLError | None, ssl.SSLError | None], host: str) -> dict[str, str]:
-    """Return the kind of the fault that ended a handshake, and its sentence."""
+    """Return the fault that ended a handshake: kind → sentence; empty without an error."""
     by_server, by_client = errors
     error = by_client or by_server
     if error is None:

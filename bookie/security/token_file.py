@@ -1,4 +1,4 @@
-"""The token that a client shows with each call, read again when its file changes."""
+"""Reads the token that a client shows with each call, again whenever its file changes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SCHEME = "Bearer"
 """The word before the token. Source: RFC 6750, section 2.1."""
 
 TOKEN_BYTES_MAX = 8192
-"""The longest token. A bookie's ``rpc.metadata_bytes_max`` may refuse shorter ones."""
+"""The greatest size of a token; a bookie's ``rpc.metadata_bytes_max`` may be a lower limit."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class TokenFile:
-    """The token in the file of ``security.token_file``, as it is now.
+    """Holds the token in the file ``security.token_file``, and follows changes of the file.
 
-    If the file becomes unusable, the former token stays until the file is whole again. The log
-    tells it once.
+    If the file becomes unusable, the former token stays until the file is usable again. Each error
+    is logged once.
 
     Args:
-        path: the file, with one token and perhaps the line's end.
-        clock: for the time between two looks.
+        path: the path of the file, which holds one token and at most one line end.
+        clock: measures the time between two checks of the file.
 
     Raises:
         ConfigurationError: the file cannot be read, or holds no token.
@@ -39,17 +39,17 @@ class TokenFile:
         )
 
     def refresh(self) -> bool:
-        """Take a changed token, at most one look a second; return True if it was taken."""
+        """Load the token if its file changed, checked at most once a second; True if now in use."""
         return self._file.refresh()
 
     def authorization(self) -> str:
-        """Return the value of the header `AUTHORIZATION`; any thread may call this."""
+        """Return the header value for the present token; any thread may call this method."""
         self._file.refresh()
         return self._file.value
 
 
 def _parse_token(content: bytes) -> str:
-    """Return the header's value. The sentence of an error never contains the token."""
+    """Return the header value for the token in `content`; no error text contains the token."""
     try:
         token = content.decode("ascii").strip()
     except UnicodeDecodeError:

@@ -1,12 +1,12 @@
 """Makes keys and tokens in a directory, for trials and small clusters: ``bookie security``.
 
 ==========================  ====================================================================
-``DIR/token-key.json``      the key (JWK) that signs: whoever has it can make itself anybody
-``DIR/token-keys.json``     the keys (JWK set) by which bookies verify: the present and former ones
+``DIR/token-key.json``      the signing key (JWK): its owner can make tokens for any principal
+``DIR/token-keys.json``     the present and former keys (JWK set), with which bookies verify tokens
 ==========================  ====================================================================
 
-With EdDSA the second file is public. With HS256 it holds the secrets themselves, so both files are
-readable for their owner alone.
+If all keys are for EdDSA, the second file is public. A key for HS256 is a secret; with such a key,
+only the owner can read the second file. Only the owner can ever read the first file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookie.security.tokens import (
 
 ALGORITHMS = (EDDSA, HS256)
 MINUTES = 15
-"""How long a token is good by default; a stolen one is good for no longer."""
+"""The default validity of a token, which also limits the use of a stolen token."""
 
 
 def signing_key_path(directory: Path) -> Path:
@@ -39,21 +39,22 @@ def signing_key_path(directory: Path) -> Path:
 
 
 def key_set_path(directory: Path) -> Path:
-    """Return the path of the keys that bookies read, ``security.token_keys_file``."""
+    """Return the path of the key set, for the setting ``security.token_keys_file`` of bookies."""
     return directory / "token-keys.json"
 
 
 def create_key(directory: Path, algorithm: str | None = None) -> str:
-    """Make a key that signs tokens from now on, and return its id.
+    """Make a key, which signs all later tokens, and return its id.
 
-    Former keys stay in the key set, so the tokens that they signed stay good.
+    Former keys stay in the key set, so the tokens that they signed stay valid.
 
     Args:
-        directory: where the files are; it is made for this user alone.
-        algorithm: one of `ALGORITHMS`; None takes that of the former key, or EdDSA.
+        directory: the directory of the files; a new directory is open to this user only.
+        algorithm: one of `ALGORITHMS`; None means the algorithm of the former key, or EdDSA if
+            there is no former key.
 
     Raises:
-        BadRequestError: the algorithm is unknown, or a file there is damaged.
+        BadRequestError: the algorithm is unknown, or a file in `directory` is damaged.
         OSError: a file cannot be read or written.
     """
     if algorithm is None:
@@ -76,10 +77,10 @@ def create_key(directory: Path, algorithm: str | None = None) -> str:
 
 
 def forget_key(directory: Path, key_id: str) -> None:
-    """Remove a former key from the key set; bookies refuse its tokens from then on.
+    """Remove a former key from the key set; bookies that read the new set refuse its tokens.
 
     Raises:
-        BadRequestError: there is no such key, or it is the one that signs.
+        BadRequestError: the key does not exist, or it is the signing key, or a file is damaged.
         OSError: a file cannot be read or written.
     """
     keys = _read_key_set(directory)
@@ -101,14 +102,14 @@ def make_token(
     """Return a token for `name`, signed by the key in `directory`.
 
     Args:
-        directory: where the key is.
-        name: the subject: who shows the token.
+        directory: the directory of the key.
+        name: the subject of the token: the principal that shows it.
         audience: the id of the cluster whose bookies accept the token.
-        seconds: how long the token is good.
-        now_seconds: the time now, in seconds since 1970.
+        seconds: the validity of the token, in seconds.
+        now_seconds: the present time, in seconds since 1970.
 
     Raises:
-        BadRequestError: the name or the audience is malformed, or there is no usable key.
+        BadRequestError: the name or the audience is malformed, or `directory` has no usable key.
         OSError: the key cannot be read.
     """
     from jwt import encode
@@ -126,7 +127,7 @@ def make_token(
 
 
 def _ed25519_key() -> tuple[dict[str, str], str]:
-    """Return a new public key as a JWK, and its private part."""
+    """Make a key pair; return the public key as a JWK, and the private key as base64url."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
@@ -135,10 +136,10 @@ def _ed25519_key() -> tuple[dict[str, str], str]:
 
 
 def _signing_material(jwk: dict[str, Any]) -> Any:
-    """Return the private key, or the secret.
+    """Return the private key in `jwk` for EdDSA, or its secret for HS256.
 
     Raises:
-        ValueError: the private part is missing, or belongs to another public key.
+        ValueError: the private key is missing, or belongs to another public key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -151,7 +152,11 @@ def _signing_material(jwk: dict[str, Any]) -> Any:
 
 
 def _read_signing_key(path: Path) -> dict[str, Any]:
-    """Return the JWK that signs; its public part is one that bookies take."""
+    """Return the signing key, with its algorithm; check that bookies accept its public part.
+
+    Raises:
+        BadRequestError: the file does not exist, or holds no usable key.
+    """
     try:
         jwk: Any = json.loads(path.read_bytes())
         public = {name: value for name, value in jwk.items() if name != "d"}

@@ -1,9 +1,10 @@
-"""Verifies tokens: who a caller is, by a signature of a key that the bookie trusts.
+"""Verifies tokens: a token names its caller, and a key that the bookie trusts has signed the token.
 
-A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). The key that its ``kid`` names
-decides the algorithm: EdDSA for a key on Ed25519, HS256 for a shared secret. The token's own
-``alg`` must agree, and decides nothing. So a token can neither be unsigned, nor be signed by a
-secret that is a public key.
+A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). Its ``kid`` names a key of the
+bookie; a token without ``kid`` is accepted if the bookie has only one key. The key determines the
+algorithm: EdDSA for a key on Ed25519, HS256 for a shared secret. A token with another algorithm in
+``alg`` is refused. So an attacker can neither omit the signature, nor use a public key as an HS256
+secret.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SECRET_BYTES_MIN = 32
 """The shortest secret of HS256. Source: RFC 7518, section 3.2."""
 
 CACHE_TOKENS_MAX = 1024
-"""Verified tokens that a verifier remembers."""
+"""The greatest number of verified tokens that a verifier remembers."""
 
 SUBJECT_LENGTH_MAX = 255
 KEYS_FILE_BYTES_MAX = 2**20
@@ -37,14 +38,14 @@ KEYS_FILE_BYTES_MAX = 2**20
 EDDSA, HS256 = "EdDSA", "HS256"
 
 _SECONDS_MAX = 1e12
-"""Later moments are refused; the year 33658 is far enough, and floats still tell its seconds."""
+"""The latest time in a token; it is in the year 33658, and floats still resolve its seconds."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_ID = re.compile(r"[A-Za-z0-9._~+/=:-]{1,128}")
 
 
 class TokenRefused(ValueError):  # noqa: N818 (an outcome that every stranger causes, not a fault)
-    """A token is not good; ``str(error)`` says why in a sentence, which never shows the token."""
+    """The token is invalid; ``str(error)`` gives the reason, and never contains the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ class TokenKey:
     algorithm: str
     """`EDDSA` or `HS256`."""
     material: Any = field(repr=False)
-    """The public key, or the secret, as the library wants it."""
+    """The public key, or the secret, in the form that PyJWT needs."""
 
 
 def parse_keys(content: bytes) -> Mapping[str, TokenKey]:
-    """Return the keys of a JWK set (RFC 7517) by their ids.
+    """Return the keys in a JWK set (RFC 7517), by key id.
 
     Raises:
-        ValueError: a key is not for EdDSA or HS256, or the content is no key set. The sentence
-            follows the name of the file, and contains no part of a key.
+        ValueError: the content is not a key set with at least one key, or a key cannot be used. The
+            text of the error can follow the name of the file, and contains no part of a key.
     """
     try:
         parsed = json.loads(content)
@@ -140,10 +141,10 @@ def _secret(text: object, of_key: str) -> bytes:
 
 
 def decode_base64url(text: object) -> bytes:
-    """Return the bytes of base64url without padding, in its one form.
+    """Decode base64url without padding.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `text` is not a string of base64url without padding.
     """
     if not isinstance(text, str) or _BASE64URL.fullmatch(text) is None:
         raise ValueError("no base64url")
@@ -154,10 +155,10 @@ def decode_base64url(text: object) -> bytes:
 
 
 class TokenKeys:
-    """The keys in the file of ``security.token_keys_file``, as they are now.
+    """Holds the keys in the file ``security.token_keys_file``, and follows changes of the file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds something else than usable keys.
+        ConfigurationError: the file cannot be read, or is not a set of usable keys.
     """
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
@@ -167,33 +168,33 @@ class TokenKeys:
 
     @property
     def by_id(self) -> Mapping[str, TokenKey]:
-        """The keys by their ids; another object after each change."""
+        """The keys by their ids; each change of the keys replaces the object."""
         return self._file.value
 
     def refresh(self) -> bool:
-        """Take changed keys, at most one look a second; return True if they were taken.
+        """Load the keys if their file changed, checked at most once a second; True if now in use.
 
-        Content that cannot be used is logged once, and the former keys stay.
+        If the content cannot be used, the former keys stay, and the error is logged once.
         """
         return self._file.refresh()
 
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """A token whose signature and audience are good."""
+    """A token whose signature and audience were verified."""
 
     claims: TokenClaims
     not_before_seconds: float
 
 
 class TokenVerifier:
-    """Verifies the tokens of one cluster's callers; only one thread may use it.
+    """Verifies the tokens of one cluster's callers; only one thread may use a verifier.
 
-    A token that was verified once is remembered by its SHA-256, until it expires or the keys
-    change. The token itself is not kept.
+    A verifier remembers the SHA-256 of up to `CACHE_TOKENS_MAX` verified tokens, not the tokens. A
+    token is forgotten when it has expired, when the keys change, or when newer tokens need room.
 
     Args:
-        keys: the keys of the issuers; they are followed.
+        keys: the keys of the issuers; the verifier uses changed keys.
         audience: the id of this cluster, which a token must name.
     """
 
@@ -207,14 +208,14 @@ class TokenVerifier:
         self._verified_by = keys.by_id
 
     def verify(self, token: str, now_seconds: float) -> TokenClaims:
-        """Return the content of a good token.
+        """Verify a token, and return its content.
 
         Args:
-            token: in the compact form.
-            now_seconds: the time now, in seconds since 1970.
+            token: the token in its compact form.
+            now_seconds: the present time, in seconds since 1970.
 
         Raises:
-            TokenRefused: the token is not good.
+            TokenRefused: the token is invalid.
         """
         self._keys.refresh()
         by_id = self._keys.by_id
@@ -245,7 +246,7 @@ class TokenVerifier:
         return found.claims
 
     def _read(self, token: bytes, by_id: Mapping[str, TokenKey]) -> _Verified:
-        """Check everything except the time."""
+        """Parse and verify a token, except for its times; raises `TokenRefused`."""
         from jwt.exceptions import InvalidAlgorithmError, InvalidSignatureError, PyJWTError
 
         try:
@@ -298,7 +299,7 @@ def _key_for(key_id: object, by_id: Mapping[str, TokenKey]) -> TokenKey:
 
 
 def _moment(claims: Mapping[str, Any], name: str) -> float | None:
-    """Return a claim in seconds since 1970; None if it is missing."""
+    """Return the time in the claim `name`, in seconds since 1970; None if it is missing."""
     value = claims.get(name)
     if value is None:
         return None

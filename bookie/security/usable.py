@@ -1,4 +1,4 @@
-"""The kinds of certificates and keys that gRPC can use; OpenSSL, for HTTP, takes more kinds."""
+"""Checks that gRPC can use certificates and keys; OpenSSL, which HTTP uses, accepts more kinds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def require_usable(ca: bytes, certificate: bytes = b"") -> None:
     """Check that gRPC can use the content of ``ca_file`` and of ``certificate_file``.
 
     Args:
-        ca: certificates, as PEM.
-        certificate: the own certificate with its chain, as PEM; empty if there is none.
+        ca: the content of ``ca_file``, as PEM.
+        certificate: the content of ``certificate_file``, as PEM; empty if there is no such file.
 
     Raises:
-        ValueError: it cannot. The sentence names the setting.
+        ValueError: gRPC cannot use one of the files; the text names its setting.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -55,7 +55,7 @@ def require_usable(ca: bytes, certificate: bytes = b"") -> None:
 
 
 def _unfit_kind(certificate: object) -> str:
-    """Return the kind of a certificate's key if gRPC cannot use it, and else nothing."""
+    """Return the kind of a certificate's key if gRPC cannot use that kind; otherwise empty."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -71,7 +71,7 @@ def _unfit_kind(certificate: object) -> str:
 
 
 def certificate_fault(pem: bytes) -> str:
-    """Return why OpenSSL finds no certificates in a file, as the end of a sentence; or nothing."""
+    """Return the reason why a file has no usable certificate, for an error text; empty if none."""
     from cryptography import x509
 
     if b"CERTIFICATE-----" not in pem:
@@ -88,7 +88,7 @@ def certificate_fault(pem: bytes) -> str:
 
 
 def key_fault(pem: bytes) -> str:
-    """Return why OpenSSL finds no key in a file, as the end of a sentence; or nothing."""
+    """Return the reason why a file has no usable key, for an error text; empty if none."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if b"PRIVATE KEY-----" not in pem:
