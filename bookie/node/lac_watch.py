@@ -1,8 +1,9 @@
 """Notifies watchers when a ledger's LAC advances or the ledger is fenced, without polling.
 
 Updates are level-triggered: a watcher gets the current state, and a slow watcher skips states. The
-first update of a ledger may need the index. Few are read at a time: one message may name thousands
-of ledgers, and all reads of the bookie wait in the same line.
+first update of a ledger may need a read of the index. One message may name thousands of ledgers,
+and all index reads of the bookie share one queue. So only `FIRST_UPDATES_MAX` first updates run at
+a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bookie.wire.commands import LacState
 LacCallback = Callable[[LacState], None]
 
 FIRST_UPDATES_MAX: Final = 32
-"""First updates that are under way at a time, of all watchers."""
+"""The greatest number of concurrent first updates of all watchers."""
 
 
 def lac_state(state: LocalLedger) -> LacState:
@@ -61,7 +62,7 @@ class LacWatches:
         return callback in self._watchers.get(ledger_id, ())
 
     def notify(self, state: LocalLedger) -> None:
-        """Notify the watchers of a ledger of a change; without watchers this costs one look-up."""
+        """Call the ledger's watchers with its new state; without watchers, do one look-up only."""
         callbacks = self._watchers.get(state.ledger_id)
         if callbacks:
             update = lac_state(state)
@@ -74,11 +75,11 @@ class LacWatches:
 
 
 class FirstUpdates:
-    """Tells watchers the present states of ledgers, each watcher in turn.
+    """Sends the first updates of ledgers to watchers; all watchers get equal turns.
 
     Args:
-        tell: tells one watcher about one ledger.
-        spawn: runs a task.
+        tell: sends the state of one ledger to one watcher.
+        spawn: starts a task.
     """
 
     def __init__(
@@ -89,20 +90,20 @@ class FirstUpdates:
         self._tell = tell
         self._spawn = spawn
         self._lines: dict[LacCallback, dict[int, None]] = {}
-        """Ledgers of which a watcher is to be told, in order; the first watcher is the next one."""
+        """Watcher → the ledgers of its waiting updates, in order; the first watcher is next."""
         self._under_way = 0
 
     def __len__(self) -> int:
-        """Return the number of updates that wait."""
+        """Return the number of waiting updates."""
         return sum(map(len, self._lines.values()))
 
     def add(self, ledger_id: int, callback: LacCallback) -> None:
-        """Tell a watcher about a ledger, after those that it has asked about before."""
+        """Queue the first update of a ledger for a watcher, after the watcher's earlier updates."""
         self._lines.setdefault(callback, {})[ledger_id] = None
         self._start()
 
     def remove(self, ledger_id: int, callback: LacCallback) -> None:
-        """Forget an update that waits; whoever is not told must not fill the memory."""
+        """Remove a waiting update, whose watch has ended, from the queue."""
         line = self._lines.get(callback)
         if line is not None:
             line.pop(ledger_id, None)

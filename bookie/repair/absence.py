@@ -1,4 +1,4 @@
-"""Decides that a bookie is lost, or a writer is gone, because it was away for long. No I/O."""
+"""Decides if a bookie is lost or a writer is gone, from the length of its absence; no I/O."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class AbsenceVerdict:
 
 
 class BookieAbsence:
-    """Notes since when bookies are away, by the clock of one auditor.
+    """Measures how long each bookie is away, with the clock of one auditor.
 
     A new auditor begins without knowledge of absences. So a change of auditor can only delay a
-    verdict. As in `WriterAbsence`, a pause between two looks counts at most `unseen_seconds_max`.
+    verdict. Of the time between two calls of `look`, at most `unseen_seconds_max` seconds count.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:
@@ -53,8 +53,8 @@ class BookieAbsence:
             now: a monotonic time in seconds.
             known: the bookies that belong to the cluster, by their cookies.
             registered: the bookies that are registered, read-only ones included.
-            strangers: bookies that ledgers name although they have no cookie. They may be lost, but
-                do not count for `share_max`.
+            strangers: bookies without a cookie that ledgers name. They may become lost, but they do
+                not change the share that `share_max` limits.
             delay_seconds: the absence after which a bookie is lost.
             share_max: if a larger share of the known bookies is away, no bookie is lost, because
                 the network may be split.
@@ -83,10 +83,10 @@ class BookieAbsence:
 
 
 class WriterAbsence:
-    """Counts for how long the records of writers are missing, by the clock of one auditor.
+    """Measures how long the records of writers are missing, with the clock of one auditor.
 
-    A pause between two looks counts at most `unseen_seconds_max`. So an auditor whose machine was
-    suspended does not find all writers gone when the machine resumes.
+    Of the time between two calls of `look`, at most `unseen_seconds_max` seconds count. So an
+    auditor whose machine was suspended does not find all writers gone when the machine resumes.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:
@@ -95,7 +95,7 @@ class WriterAbsence:
         self._looked_at = math.inf
 
     def look(self, now: float, named: Collection[str], present: Collection[str]) -> None:
-        """Note which writers in `named` are not in `present` at the time `now`, in seconds."""
+        """Record, at the time `now` in seconds, which writers in `named` are not in `present`."""
         unseen = max(0.0, now - self._looked_at - self._unseen_max)
         self._looked_at = now
         self._since = {
@@ -104,12 +104,12 @@ class WriterAbsence:
         }
 
     def forget(self, name: str) -> None:
-        """Forget a writer's absence, so that it counts from the next look on."""
+        """Forget a writer's absence, so that a new absence begins at the next `look`."""
         self._since.pop(name, None)
 
     @property
     def missing(self) -> frozenset[str]:
-        """The writers without a record at the last look."""
+        """The writers that had no record at the last call of `look`."""
         return frozenset(self._since)
 
     def is_gone(self, name: str, grace_seconds: float) -> bool:

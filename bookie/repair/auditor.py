@@ -14,10 +14,10 @@ leaves, and when a bookie comes back or has another incarnation. While bookies a
 it also makes surveys periodically. A survey reads how many entries each copy has, and lists the
 entries of a copy that has too few.
 
-An *audit* is a survey that lists every entry of every copy. It may take hours, so it runs
-concurrently with the surveys, at a long interval. If a bookie does not answer an audit, the audit
-does not count. The next audit then begins after a pause of 20 times the audit's time, but at most
-of the interval.
+An *audit* is a survey that lists every entry of every copy. An audit may take hours, so it runs
+concurrently with other surveys, at a long interval. If a bookie does not answer, the audit is
+incomplete and must be repeated. The pause before the repetition is 20 times as long as the audit:
+at least 60 s, and at most the interval.
 
 If too large a share of all bookies is away, no bookie is declared lost, because the network may be
 split. Read-only bookies count as present.
@@ -123,7 +123,7 @@ class Auditor:
         """The time since which this auditor finds no end of an audit; infinite if it finds one."""
 
     async def run(self) -> NoReturn:
-        """Audit whenever this candidate leads, until cancelled.
+        """Take part in the election until cancelled; audit whenever this process is the leader.
 
         Raises:
             MetadataClosedError: the store was closed.
@@ -161,7 +161,7 @@ class Auditor:
             gauge.set(0)
 
     async def _lead(self) -> NoReturn:
-        """Look at registrations, survey, audit and recover, all concurrently."""
+        """Do all work of an auditor concurrently: registrations, surveys, audits, recoveries."""
         self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat(self._look))
@@ -395,7 +395,7 @@ class _Marking:
         is_lacking: bool = False,
         is_known: bool = False,
     ) -> None:
-        """Collect a mark, and write the collected marks if they are many.
+        """Collect a mark; if `MARKS_AT_ONCE` marks are collected, write them.
 
         Args:
             ledger_id: the ledger.
@@ -418,7 +418,7 @@ class _Marking:
         )
 
     async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
-        """Mark a ledger; `again` also rewrites an equal mark, so that a running repair sees it."""
+        """Mark a ledger; with `again`, rewrite an equal mark, so that a running repair notices."""
         with suppress(NewerFormatError):  # workers of that version care for it
             found = await self._marks.find(ledger_id)
             if again or found is None or not replicas <= set(found.replicas):

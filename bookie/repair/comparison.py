@@ -3,8 +3,8 @@
 A comparison lists the ledgers of the metadata store and the ledgers of every bookie together. All
 listings are ascending, so memory holds one page of each. A bookie's listing has one row for each
 copy, with the number of its entries. If this number is too low (`ListedBookie.lacks`), the
-comparison lists the copy's entries. Before that, it reads the metadata once more, because the row
-may be outdated, or the ledger may be deleted.
+comparison reads the ledger's metadata once more, then lists the copy's entries. The second read is
+needed because the first may be outdated, or the ledger may be deleted.
 
 A copy that lacks one entry and has one surplus entry has the right number of entries. Only a deep
 comparison finds this missing entry, because it lists the entries of every copy.
@@ -74,9 +74,9 @@ class ListedFinding:
 
 
 class ListedBookie:
-    """A bookie, and the listing of its ledgers.
+    """A bookie, and a listing of its ledgers in ascending order of ids.
 
-    The listing advances together with the walk over all ledgers, in ascending order of ids.
+    The comparison asks for the rows of ledgers in the same order, so `row` never goes back.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ListedBookie:
 
     @asynccontextmanager
     async def listing(self) -> AsyncIterator[None]:
-        """List the bookie's ledgers for the duration of the block."""
+        """Open a listing of the bookie's ledgers, and close it at the end of the ``with`` block."""
         if self._channel is None:
             yield
             return
@@ -103,7 +103,7 @@ class ListedBookie:
             yield
 
     async def next_page(self) -> None:
-        """Fetch the next rows; none at the end of the listing, or after a problem."""
+        """Fetch the next rows of the listing; set `problem` if the bookie does not answer."""
         pages, self._pages = self._pages, None
         self._rows, self._at = [], 0
         if self.problem or pages is None:
@@ -131,7 +131,10 @@ class ListedBookie:
             await self.next_page()
 
     async def lacks(self, metadata: LedgerMetadata) -> bool:
-        """True if the bookie's row counts fewer entries than `metadata` demands; notes limbo."""
+        """True if the bookie's row counts fewer entries than `metadata` requires.
+
+        If the row says that the ledger is in limbo, the ledger is also added to `limbo`.
+        """
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
             row = None  # the row of another ledger with this id; older bookies send no tag
@@ -143,7 +146,10 @@ class ListedBookie:
         return wanted > (0 if row is None else row.entries)
 
     async def compare(self, metadata: LedgerMetadata) -> int:
-        """List the bookie's entries of a ledger, and note and count the missing ones."""
+        """List the bookie's entries of a ledger; return the number of missing entries.
+
+        A ledger with missing entries is added to `missing`.
+        """
         missing = Missing()
         try:
             for holding in holdings(metadata, self.bookie_id):
@@ -199,7 +205,10 @@ class CopyComparison:
         on_ledger: Callable[[LedgerMetadata], Awaitable[None]] = _nothing,
         on_lacking: Callable[[LedgerMetadata, set[str]], Awaitable[None]] = _nothing,
     ) -> None:
-        """`on_ledger` is called for each ledger, `on_lacking` for each with missing entries."""
+        """The callbacks get ledgers: `on_ledger` every ledger, `on_lacking` those lacking entries.
+
+        `on_lacking` also gets the bookies that lack entries.
+        """
         self._ledgers = ledgers
         self._bookies = bookies
         self._is_deep = is_deep
@@ -214,9 +223,10 @@ class CopyComparison:
     async def run(self) -> None:
         """Compare the metadata of all ledgers with the copies on the bookies.
 
+        A ledger with damaged metadata is added to `damaged`, and the comparison continues.
+
         Raises:
-            MetadataError, FormatError: the listing of the ledgers is not complete. Ledgers whose
-                metadata cannot be read are counted in `damaged` instead.
+            MetadataError, FormatError: the listing of the ledgers failed before its end.
         """
         # All bookies are asked at once, so silent ones cost one timeout together.
         await gather(bookie.next_page() for bookie in self._bookies.values())
@@ -271,7 +281,10 @@ async def listed_bookies(
     answer_seconds: float,
     security: ChannelSecurity,
 ) -> AsyncIterator[dict[str, ListedBookie]]:
-    """Yield the registered bookies, each with a listing of its ledgers under way."""
+    """Yield the bookies `names` by id, each with an open listing of its ledgers.
+
+    A bookie that is not registered, or has no usable endpoint, gets a `problem` and no listing.
+    """
     async with AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()

@@ -2,25 +2,27 @@
 
 A client that writes ledgers has an ephemeral record (`writer_record`), and its ledgers name the
 client. If the record is missing for a grace period, the auditor recovers the open ledgers that name
-the client, in the ordinary way.
+the client. The recovery is the same as one that a client begins.
 
-The grace period lets writers that lost their session come back. Safety does not depend on it:
+During the grace period, a writer that lost its session can create its record again. Safety does not
+depend on the grace period:
 
-- A recovery begins with a compare-and-set from OPEN to IN_RECOVERY. Here the same transaction
+- A recovery begins with a compare-and-set from OPEN to IN_RECOVERY. The auditor's transaction also
   requires that the writer's record does not exist. So no session of the writer is alive at the
   moment of this change.
 - A writer that continues without a session is fenced: its next append raises LedgerFencedError. The
   closed ledger has all entries that were acknowledged.
 
 The auditor does not recover ledgers of older clients, which name no writer, or unclaimed ledgers,
-which have no writer yet. It recovers nothing while too many bookies are away, or while a registered
-bookie reports that the metadata store may be an older copy. A ledger stays open if a bookie outside
-its last ensemble has later entries (`find_unnamed_entries`).
+which have no writer yet. The auditor recovers no ledger while too many bookies are away, or while a
+registered bookie reports that the metadata store may be an older copy. A ledger stays open if a
+bookie outside its last ensemble has later entries (`find_unnamed_entries`).
 
-Surveys of copies are rare and may take long. So this module makes its own listings of the ledgers.
+The auditor's surveys are rare and may take long. So this module lists the ledgers itself.
 
-Looks, listings and recoveries run concurrently, so none of them delays another. Ledgers whose last
-recovery failed come after all others, and get at most half of the places for recoveries.
+Looks at the writers' records, listings and recoveries run concurrently, so none of them delays
+another. Ledgers whose last recovery failed come after all others, and use at most half of the
+places for concurrent recoveries.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class _OpenLedger:
-    """A ledger that is not closed, and whose writer was missing when it was listed."""
+    """A ledger that a listing found not closed, and whose writer had no record at that time."""
 
     writer_id: str
     is_taken: bool = False
@@ -107,7 +109,7 @@ class OpenLedgers:
         """`_running` has the ledgers under recovery here; `_ended` is set when a recovery ends."""
 
     async def look(self) -> None:
-        """Note which writers have no record, if a look is due.
+        """If a look is due, list the writers' records, and note the writers without a record.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -126,10 +128,10 @@ class OpenLedgers:
         self._look_at = now + took + max(seconds, REST * took)
 
     async def find(self) -> None:
-        """List the ledgers, if a listing is due; the next listing is due after the usual pause.
+        """If a listing is due, list the ledgers, and remember those that may need a recovery.
 
         Raises:
-            MetadataError: the metadata store failed; the ledgers of the last listing stay known.
+            MetadataError: the metadata store failed; the result of the last listing stays.
         """
         began = self._worker.clock.monotonic()
         if began < self._list_at or not await self._worker.marks.is_enabled():
@@ -141,9 +143,10 @@ class OpenLedgers:
             self._list_at = began + took + max(self._grace / LISTINGS_OF_A_GRACE, REST * took)
 
     async def work(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin to recover the ledgers whose writer is gone.
+        """Start recoveries of the ledgers whose writer is gone, each as a task of `tasks`.
 
-        Return when the last recovery has begun, or when a ledger that failed before has no place.
+        The method waits for free places. It returns when all recoveries have begun, when repair is
+        disabled, or when a ledger whose last recovery failed finds no free place.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -249,9 +252,10 @@ class OpenLedgers:
                 await self._failures.remove(ledger_id)
 
     async def _recover(self, ledger_id: int, one: _OpenLedger) -> bool:
-        """Recover a locked ledger; return False if it changed meanwhile, or its writer returned.
+        """Recover a locked ledger; return True if this process need not recover the ledger again.
 
-        After False, the writer's grace period begins anew.
+        The result is False if the ledger changed during the call, or if its writer has a record
+        again. Then the writer's grace period begins anew.
 
         Raises:
             LedgerRecoveryError: the ledger's last entry cannot be determined.
@@ -285,7 +289,7 @@ class OpenLedgers:
         return True
 
     async def _take(self, found: Versioned[LedgerMetadata]) -> Versioned[LedgerMetadata]:
-        """Set a ledger IN_RECOVERY if its writer has no record at that moment.
+        """Change a ledger to IN_RECOVERY, in a transaction that requires that its writer is gone.
 
         Raises:
             BadVersionError: the writer has a record, or the ledger has changed.
@@ -313,7 +317,7 @@ class OpenLedgers:
 
 
 def _has_writer(metadata: LedgerMetadata) -> bool:
-    """True if the ledger is not closed and names the client that has to close it."""
+    """True if the ledger is not closed, is not unclaimed, and names its writer."""
     return bool(
         metadata.writer_id and not metadata.is_closed and UNCLAIMED not in metadata.custom_metadata
     )

@@ -20,7 +20,7 @@ _log = event_log(__name__)
 
 
 class OwnDamage:
-    """Ledgers whose copies on this bookie are incomplete, until they are marked."""
+    """The ledgers that have missing or unreadable entries on this bookie and no mark yet."""
 
     def __init__(self, store: MetadataStore, bookie_id: str) -> None:
         self._marks = UnderreplicationManager(store, bookie_id)
@@ -29,13 +29,13 @@ class OwnDamage:
         self._noted = asyncio.Event()
 
     def note(self, ledger_ids: Iterable[int]) -> None:
-        """Note ledgers that lack entries on this bookie, without waiting for the store."""
+        """Remember ledgers with missing or unreadable entries, so that `run` marks the ledgers."""
         self._ledgers |= set(ledger_ids)
         if self._ledgers:
             self._noted.set()
 
     async def run(self) -> NoReturn:
-        """Mark the noted ledgers, until cancelled.
+        """Mark the ledgers that `note` remembered; retry after errors; run until cancelled.
 
         Raises:
             MetadataClosedError: the store was closed.

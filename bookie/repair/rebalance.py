@@ -1,8 +1,8 @@
 """Moves copies from fuller bookies to emptier bookies, once, on an operator's command.
 
 Each move is a `ReplicaMove` under the ledger's repair lock. So after an interrupted command, every
-ledger has all its copies. A repeated command makes a new plan from the present metadata. The former
-bookies remove their copies later, as `Reclaimer` explains.
+ledger has all its copies. A repeated command makes a new plan from the present metadata. A bookie
+whose copy was moved away removes the copy later (`Reclaimer`).
 
 The command skips a marked ledger, because its missing copies must be restored first.
 """
@@ -43,7 +43,7 @@ class BookieBytes:
 
 @dataclass(slots=True)
 class RebalanceReport:
-    """The moves that were made, or with `dry_run` only planned."""
+    """The numbers and bytes of the moves that were made, or only planned with `dry_run`."""
 
     bookies: dict[str, BookieBytes]
     moves: int = 0
@@ -61,10 +61,10 @@ class Rebalance:
     """One rebalance of a cluster.
 
     Args:
-        client: the client whose connections are used.
-        store: the cluster's metadata.
-        worker: the name that locks show to others.
-        bytes_per_second_max: the most bytes that are copied per second; 0 means no limit.
+        client: calls the bookies, and reads and writes ledger metadata.
+        store: the metadata store of the cluster.
+        worker: the name of this process in its locks.
+        bytes_per_second_max: the greatest number of bytes to copy per second; 0 means no limit.
         on_failure: called with the outcome of each move that failed.
     """
 
@@ -83,7 +83,7 @@ class Rebalance:
         self._on_failure = on_failure
 
     async def run(self, *, dry_run: bool = False) -> RebalanceReport:
-        """Plan moves, and make them unless `dry_run`; return after all moves were tried.
+        """Plan moves; without `dry_run`, also try each move once, and then return the report.
 
         Raises:
             BadRequestError: repair is disabled, or fewer than two bookies are writable.
@@ -189,7 +189,7 @@ class Rebalance:
 
 
 def placed_by(placement: Placement) -> MayPlace:
-    """Return a check that refuses moves after which a write set spans fewer failure domains."""
+    """Return a check that refuses a move if a write set would span fewer failure domains."""
 
     def may_place(
         metadata: LedgerMetadata, bookies: Sequence[str], slot: int, newcomer: str

@@ -14,9 +14,9 @@ ledger only if all these conditions hold:
    lock can no longer change the ledger's bookies (`RepairLock.condition`).
 4. The metadata, read after conditions 1 to 3 were met, says CLOSED and does not name the bookie. No
    writer and no recovery changes the ensembles of a closed ledger.
-5. Every member of every write set lists every entry; `find_lack` proves this, and that the ledger
-   is closed. Otherwise, if the metadata was restored from before a move, the newcomer could remove
-   the only copy.
+5. `find_lack` proves that the ledger is closed, and that every member of every write set lists each
+   of its entries. Without this proof, a newcomer could remove the only copy after the metadata was
+   restored to a state before a move.
 6. This bookie knows no stored or confirmed entry after the ledger's last entry. Such an entry may
    mean that a recovery closed the ledger too early, for example after a restore of an old backup.
    An entry that was never acknowledged also prevents the removal, because the bookie cannot
@@ -24,9 +24,9 @@ ledger only if all these conditions hold:
 7. For each entry, a member returns a copy with the right digest (`find_unreadable`). A listing does
    not show damage, and this bookie's copy may be the last intact copy. If no member has an intact
    copy of an entry, the grace period begins anew, because reading all entries is costly.
-8. When each step of the removal begins (`CopyRemoval`), the session that holds the lock is certain,
-   and no task of this process has given the lock back. This is checked in the turn of the event
-   loop in which the step begins.
+8. When each step of the removal begins (`CopyRemoval`), this process certainly holds the lock: its
+   session is alive, and no task has released the lock. The check and the begin of the step are in
+   one turn of the event loop.
 
 A later move may bring removed copies back: the engine keeps the ledger's key and fence, and accepts
 recovery adds (`index/reclaimed_entries.py`).
@@ -83,7 +83,7 @@ class Reclaimer:
         self._worker = worker
         self._copies = copies
         self._since: dict[int, float] = {}
-        """Maps each ledger with unnamed copies to the `_observed_seconds` of the first sight."""
+        """Ledger with unnamed copies → the `_observed_seconds` when the copies were found."""
         self._observed_seconds = 0.0
         """The sum of the times between complete looks, without times of suspension."""
         self._looked_at: float | None = None
@@ -125,7 +125,7 @@ class Reclaimer:
         return max(usual, min(REST * self._round_seconds, REST_SECONDS_MAX))
 
     async def round(self, participant: Participant) -> int:
-        """Look at all ledgers on this bookie once; return the number of reclaimed ledgers.
+        """Check all ledgers on this bookie; return the number of ledgers whose copies were removed.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -187,7 +187,7 @@ class Reclaimer:
         return any(self._worker.worker_id in fragment.bookies for fragment in metadata.fragments)
 
     async def _may_remove(self) -> bool:
-        """True if repair is enabled and garbage collection has no objection to the store."""
+        """True if repair is enabled, and garbage collection does not doubt the metadata store."""
         if not await self._worker.marks.is_enabled():
             return False
         reason = await self._copies.find_objection()
@@ -227,7 +227,10 @@ class Reclaimer:
             return False
 
     async def _may_end(self, ledger_id: int) -> bool:
-        """Return False if the metadata alone shows that nothing can be removed now."""
+        """Return False if the ledger is not closed, or a member did not answer in this round.
+
+        This check needs no lock and asks no bookie.
+        """
         metadata = await self._read(ledger_id)
         return metadata is not None and metadata.is_closed and not self._is_silent(metadata)
 
@@ -267,7 +270,10 @@ class Reclaimer:
         return True
 
     async def _ends_here(self, metadata: LedgerMetadata) -> bool:
-        """True if this bookie knows no entry after the ledger's last entry; else log once."""
+        """True if this bookie knows no entry after the ledger's last entry.
+
+        The first time that the result is False for a ledger, it is logged.
+        """
         ledger_id, last = metadata.ledger_id, metadata.last_entry_id
         known = await self._copies.known_end(ledger_id, last)
         if known > last and ledger_id not in self._longer:

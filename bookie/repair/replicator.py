@@ -11,9 +11,9 @@ is registered                `ReplicaFill` copies its missing and damaged entrie
 is away                      nothing, until it comes back or the auditor declares it lost
 ============================ =====================================================================
 
-When all of this is done, the replicator removes the mark. If a repair fails, a record has the
-reason (`RepairFailures`), and the replicator tries the ledger again after a pause, which doubles
-each time. So a ledger that cannot be repaired does not delay the others.
+When all bookies of the mark are repaired, the replicator removes the mark. If a repair fails, the
+replicator records the reason (`RepairFailures`), and tries the ledger again after a pause. The
+pause doubles with each failure, so a ledger that cannot be repaired does not delay others.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Replicator:
         """The ledger id after which the next listing of marks begins; -1 lists all marks."""
 
     async def run(self) -> NoReturn:
-        """Repair until cancelled.
+        """Repair marked ledgers until cancelled.
 
         Raises:
             MetadataClosedError: the store was closed.
@@ -150,7 +150,7 @@ class Replicator:
             self._woken.set()
 
     async def _give_back_locks(self) -> NoReturn:
-        """Give back the locks that a part of this worker could not give back in time."""
+        """Release, until cancelled, the locks that this worker could not release in time."""
         while True:
             await asyncio.sleep(GIVE_BACK_SECONDS)
             try:
@@ -161,9 +161,10 @@ class Replicator:
                 _log.warning("locks_not_given_back", reason=str(error))
 
     def _idle_seconds(self) -> float:
-        """Return the time until a ledger that failed is due, at most `IDLE_SECONDS`.
+        """Return the time until the next retry of a failed ledger, at most `IDLE_SECONDS`.
 
-        A ledger that was due at the last look does not count: it was locked, or had no mark.
+        Retries that were due before the last look do not count, because their ledgers were locked
+        or had no mark.
         """
         now = self._worker.clock.monotonic()
         times = [max(one.not_before, self._retry_at) for one in self._troubles.values()]
@@ -171,13 +172,14 @@ class Replicator:
         return max(0.0, min([IDLE_SECONDS, *waits]))
 
     def _rest_seconds(self) -> float:
-        """Return the pause after a look; it is longer after a look that read very many marks."""
+        """Return the pause after a look at the marks, which is longer after a slow look."""
         return max(PAUSE_SECONDS * (0.5 + jitter()), IDLE_SHARE * self._look_seconds)
 
     async def round(self, tasks: asyncio.TaskGroup) -> int:
-        """Begin to repair marked ledgers that no worker repairs; return their number.
+        """Begin repairs of marked ledgers that are not locked; return the number of repairs.
 
-        The call returns when the last repair has begun. So a long repair does not delay a round.
+        The method returns when the last repair has begun, without waiting for its end. So a long
+        repair does not delay the next round.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -207,10 +209,10 @@ class Replicator:
             self._woken.set()  # the ledger may be due soon
 
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
-        """Repair all copies of one ledger under its lock; return the outcomes by bookie.
+        """Repair all copies of one ledger under its lock; return the outcomes of its bookies.
 
-        The outcome is ``open`` for a bookie that is gone, but is named by the last fragment of an
-        open ledger.
+        If the last fragment of an open ledger names a lost or leaving bookie, or a vacant slot, the
+        outcome for it is ``open``, because only the ledger's writer can replace it.
 
         Raises:
             BadRequestError: repair is disabled, or another worker repairs the ledger.
@@ -237,7 +239,7 @@ class Replicator:
         return [*outcomes, *(one for one in left if one.bookie_id not in told)]
 
     async def _left_open(self, ledger_id: int) -> list[RepairOutcome]:
-        """Return an outcome for each bookie that an open ledger's writer has to replace."""
+        """Return an outcome for each bookie that only the writer of an open ledger can replace."""
         try:
             metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
@@ -291,7 +293,11 @@ class Replicator:
         return sorted(free, key=lambda _: jitter())
 
     def _notice(self, gone: set[str], now: float) -> None:
-        """End all pauses if a bookie came or turned writable, or if other bookies are gone now."""
+        """End all pauses after failures if a repair may succeed now.
+
+        A repair may succeed if a bookie was registered or became writable, or if the set of lost
+        and leaving bookies changed.
+        """
         directory = self._worker.client.directory
         writable, arrivals = directory.bookies(), directory.arrivals
         present = {(name, name in writable, arrivals(name)) for name in directory.all()}
@@ -302,7 +308,10 @@ class Replicator:
         self._present, self._gone_then = present, gone
 
     def _ready(self, now: float) -> set[int]:
-        """Return the ledgers that failed and wait longest, among those that may be tried again."""
+        """Return the failed ledgers whose pauses have ended, at most `LEDGERS_OF_A_ROUND`.
+
+        Ledgers whose pauses ended first are preferred.
+        """
         if now < self._retry_at:
             return set()
         ended = [
@@ -311,7 +320,7 @@ class Replicator:
         return {one for _, one in heapq.nsmallest(LEDGERS_OF_A_ROUND, ended)}
 
     async def _repair(self, ledger_id: int) -> None:
-        """Repair one ledger under its lock, unless another worker has it."""
+        """Repair one ledger under its lock; do nothing if another worker has the lock."""
         began = self._worker.clock.monotonic()
         try:
             if not await self._worker.marks.acquire(ledger_id):
@@ -332,7 +341,7 @@ class Replicator:
             await self._note_error(ledger_id, error, seconds)
 
     async def _note_error(self, ledger_id: int, error: Exception, seconds: float) -> None:
-        """Let a ledger wait, and record its failure, unless the metadata store failed."""
+        """Begin the ledger's pause after an error; record the failure if the store works."""
         self._wait(ledger_id)
         reason = self._worker.reason_of(error, ledger_id=ledger_id)
         self._history.note_error(ledger_id, reason, seconds)
@@ -347,7 +356,7 @@ class Replicator:
             _log.warning("failure_not_recorded", ledger_id=ledger_id, reason=str(lost))
 
     async def _finish(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
-        """Repair a locked ledger, and remove its mark if it has all its copies then."""
+        """Repair a locked ledger; then remove its mark, if the ledger has all its copies."""
         outcomes = await self._passes(ledger_id, lock)
         failed = [one for one in outcomes if not one.is_whole]
         for one in outcomes:
@@ -364,10 +373,10 @@ class Replicator:
         return outcomes
 
     async def _passes(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
-        """Repair a locked ledger until its mark stays the same during a pass; return all outcomes.
+        """Repair a locked ledger in passes; return the outcomes of all passes.
 
-        An audit during a long repair may mark the ledger again. Then the next pass reads only the
-        windows that were read before the new mark.
+        If an audit marks the ledger again during a pass, another pass follows. This pass reads only
+        the windows of entries that were last read before the new mark.
         """
         marks = self._worker.marks
         watch = FillWatch(lambda: marks.follow_mark(ledger_id, lock), -1)

@@ -41,15 +41,15 @@ async def keep_repairing(
     """Audit and repair until cancelled; after an error, begin again after a pause.
 
     Args:
-        store: the cluster's metadata; its session owns the locks and the candidacy.
+        store: the metadata store; its session owns the repair locks and the auditor's candidacy.
         sources: the sources of the client's settings and of the placement.
         rpc: message sizes and keepalive of connections to bookies.
         settings: returns the present section ``[repair]``.
         metrics: counts the outcomes.
-        clock: for delays and for times in records.
-        worker: the name that locks and records show to others: the bookie's id.
-        own_damage: the incomplete ledgers of the bookie in this process; None if there is none.
-        own_copies: the copies on the bookie whose id is `worker`; None reclaims nothing.
+        clock: measures delays, and gives the times in records.
+        worker: the bookie's id, which names this process in locks and records.
+        own_damage: the incomplete ledgers of this process's bookie; None without a bookie.
+        own_copies: the copies on the bookie `worker`; with None, no copies are reclaimed.
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
     marks = UnderreplicationManager(store, worker, clock)

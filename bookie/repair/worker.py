@@ -35,7 +35,7 @@ class RepairWorker:
     """The marks of ledgers that lack copies, and the locks that this worker holds."""
 
     def reason_of(self, error: Exception, **fields: int | str) -> str:
-        """Return an error's reason; count an unexpected error, and log it with all details."""
+        """Return the text of an error; an unexpected error is also counted, and logged in full."""
         if isinstance(error, BookieError):
             return str(error)
         self.metrics.errors_total.labels("unexpected").inc()
