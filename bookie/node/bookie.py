@@ -142,16 +142,17 @@ class Bookie:
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int, recovery: bool = False) -> bool:
-        """Take `size` bytes of the budget for adds in flight, if free now; `add` returns them.
+        """Take `size` bytes of the budget for adds in flight; True if they were free.
 
-        A recovery may take a quarter more, and does not wait behind other adds.
+        The end of `add` gives the bytes back. A recovery may exceed the budget by a quarter, and
+        overtakes waiting adds.
         """
         budget = self._adds_in_flight
         beyond = budget.bytes_max // 4 if recovery else 0
         return not self._engine.holds_adds_back and budget.try_take(size, beyond)
 
     async def admit_add(self, size: int) -> None:
-        """Wait for `size` bytes of the budget for adds in flight; `add` returns them."""
+        """Wait for `size` bytes of the budget for adds in flight; `add` gives them back later."""
         await self._adds_in_flight.take(size)
         try:
             await self._engine.room_for_adds()
@@ -162,9 +163,9 @@ class Bookie:
     def add(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """Accept or refuse an add now, or as soon as its ledger's state is loaded.
 
-        The returned outcome gets the reply once the add is durable (only written, with
-        `deferred_sync`) or refused. Then the `admitted` bytes return to the budget, even if the
-        caller was cancelled.
+        The returned outcome gets the reply once the add is durable or refused; with
+        `deferred_sync`, once it is written. Then the bookie gives the `admitted` bytes back to the
+        budget, even if the caller was cancelled.
         """
         try:
             outcome = self._add(command)
@@ -281,7 +282,7 @@ class Bookie:
         return reply
 
     async def force(self, ledger_id: int) -> Reply:
-        """Reply OK once everything accepted so far, of all ledgers, is durable."""
+        """Reply OK once all requests accepted so far, for all ledgers, are durable."""
         if not 0 <= ledger_id <= MAX_ID:
             return Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} is out of range")
         if self._closing:
@@ -291,7 +292,7 @@ class Bookie:
     # --- fences and LAC --------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, key: bytes) -> LacReply:
-        """Fence the ledger durably, then return what is known about the ledger's end."""
+        """Fence the ledger durably, then return this bookie's facts about the ledger's end."""
         state, refusal = await self._fenced(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message, fenced=state is not None)
@@ -299,7 +300,7 @@ class Bookie:
         return await self._lac(state)
 
     async def read_lac(self, ledger_id: int, key: bytes) -> LacReply:
-        """Return what this bookie knows about the ledger's end, without fencing."""
+        """Return this bookie's facts about the ledger's end, without fencing."""
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message)
@@ -331,7 +332,7 @@ class Bookie:
         self._first_updates.add(ledger_id, callback)
 
     def end_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Call `callback` no more for a ledger."""
+        """Stop calling `callback` for changes of a ledger."""
         self.watches.remove(ledger_id, callback)
         self._first_updates.remove(ledger_id, callback)
 
@@ -453,7 +454,11 @@ class Bookie:
             yield ranges
 
     async def list_ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
-        """Yield every ledger stored here; see `EntryReads.ledgers`."""
+        """Yield rows of the ledgers stored here with ids above `after`; see `EntryReads.ledgers`.
+
+        Raises:
+            BadRequestError: `after` is out of range.
+        """
         if not NO_ENTRY <= after <= MAX_ID:
             raise BadRequestError(f"ledger id {after} is out of range")
         async for rows in self._reads.ledgers(after):

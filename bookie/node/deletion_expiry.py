@@ -54,7 +54,10 @@ class DeletionExpiry:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Return ledgers with expired rows; the caller must keep rows of ledgers in the store."""
+        """Return deleted ledgers with expired rows.
+
+        The caller must keep the rows of ledgers that the metadata store lists.
+        """
         since = self._since
         if since is None or observed_seconds < since:
             with suppress(DiskFullError):
@@ -73,9 +76,10 @@ class DeletionExpiry:
         return due
 
     async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
-        """Remove the rows of `ledger_ids`, which the store does not list; return how many.
+        """Remove the rows of `ledger_ids`, and return the number of removed rows.
 
-        If the device is full, a later round removes the remaining rows.
+        The caller has checked that the metadata store lists none of these ledgers. If the device is
+        full, a later round removes the remaining rows.
 
         Raises:
             StorageFailedError: the index failed; the process must end.

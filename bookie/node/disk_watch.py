@@ -57,7 +57,7 @@ class DiskWatch:
         self._interval.end()
 
     async def look(self) -> None:
-        """Check the devices once; work that may wait for a device runs in another thread.
+        """Check the devices once; the event loop reads free space, a thread does the other work.
 
         Raises:
             OSError: a device failed.

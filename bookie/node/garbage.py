@@ -4,15 +4,15 @@ Deleting a ledger that is still needed loses data, so a round deletes a ledger o
 steps:
 
 1. List the ledgers stored here *first*; the round ignores ledgers that are created later.
-2. Check that the store belongs to the bookie's cluster and did not go back in time: no counter may
-   be lower than before (`StoreMemory`). If the check fails, delete nothing until an operator
-   confirms the store, even after a restart.
+2. Check that the metadata store belongs to the bookie's cluster, and did not go back in time: no
+   counter may be lower than before (`StoreMemory`). If the store went back in time, the bookie
+   deletes nothing until an operator confirms the store, even after a restart.
 3. List all ledgers of the cluster; if the listing is incomplete, end the round.
 4. For each ledger that the listing lacks, read the metadata directly; the read must find none.
 5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
 6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace
-   period, in every listing (`Absences`). If too large a share of all ledgers is absent, no absent
-   ledger is deleted until an operator forces the deletion.
+   period, in every listing (`Absences`). If too large a share of the ledgers stored here is absent,
+   no absent ledger is deleted until an operator forces the deletion.
 7. Check the store again as in step 2, right before a deletion.
 
 Any error of the metadata store ends the round. A deletion is durable before the round counts it.
@@ -274,9 +274,9 @@ class GarbageCollector:
         self.on_store_doubt()
 
     async def find_objection(self) -> str:
-        """Return the reason to remove nothing here now; empty if there is none.
+        """Return the reason not to remove any data here now; empty if there is none.
 
-        The call checks the metadata store as a round does before a deletion.
+        The method first checks the metadata store, as a round does before a deletion.
 
         Raises:
             MetadataError, WrongClusterError: the store does not answer, or belongs to another
@@ -292,7 +292,9 @@ class GarbageCollector:
         return self.stopped
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Restart the grace period of these absent ledgers, or of all; return how many.
+        """Restart the grace period of absent ledgers; return the number of these ledgers.
+
+        If `ledger_ids` is empty, all absent ledgers are kept.
 
         The change is durable when this returns.
 
@@ -476,9 +478,12 @@ class GarbageCollector:
         return missing, is_empty
 
     async def _sort_out(self, missing: list[int], *, is_empty: bool) -> int:
-        """Delete ledgers with proven deletion, record others as absent; return the deleted count.
+        """Delete ledgers with a proof of deletion, and record the other ledgers as absent.
 
-        Ledgers are looked up and deleted in chunks; after an error the next round continues.
+        Ledgers are looked up and deleted in chunks; after an error, the next round continues.
+
+        Returns:
+            the number of deleted ledgers.
         """
         deleted = 0
         for start in range(0, len(missing), DELETIONS_AT_ONCE):
@@ -500,10 +505,10 @@ class GarbageCollector:
         return deleted
 
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
-        """Delete ledgers of `before` after their grace period; with `force`, delete all of them.
+        """Delete the ledgers in `before` whose grace period has ended; with `force`, all of them.
 
-        The metadata of all these ledgers is read before the first one is deleted, so an error of a
-        read deletes none.
+        The metadata of all these ledgers is read before the first deletion. So if a read fails, no
+        ledger is deleted.
         """
         waiting = self._absences
         latest = self._memory.now.observed_seconds - self._settings.grace_seconds
@@ -581,7 +586,7 @@ class GarbageCollector:
             self._sweep_failed = False
 
     def _show(self) -> None:
-        """Update the metrics, and log once why an operator has to decide."""
+        """Update the metrics; log the reason for which an operator has to decide, once."""
         self._metrics.garbage_stopped.set(bool(self.stopped))
         self._metrics.garbage_waiting_ledgers.set(len(self._absences))
         stops = bool(self._memory.now.store_doubt), bool(self._memory.now.absent_stop)
@@ -590,7 +595,7 @@ class GarbageCollector:
         self._told = stops
 
     def _tell(self, report: GarbageReport) -> None:
-        """Log a round that deleted ledgers, or the first of several rounds that abort."""
+        """Log a round that deleted ledgers, and the first aborted round of a sequence."""
         if report.deleted:
             _log.info("garbage_deleted", ledgers=report.deleted, of=report.local)
         known = self.last is not None and self.last.outcome is report.outcome

@@ -169,7 +169,10 @@ class StoreMemory:
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Return the reason to doubt the store; if there is none, remember counters and number."""
+        """Return the reason to doubt the metadata store, found by a comparison with the memory.
+
+        If the result is empty, the memory takes the store's counters and cookie number.
+        """
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -215,10 +218,11 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """Return the reason to keep absent ledgers (too many are absent); empty if there is none.
+        """Return the reason to keep all absent ledgers; empty if not too many are absent.
 
-        The share of absent ledgers is computed from the smallest number of ledgers stored here
-        since the stop began. So new ledgers cannot end the stop.
+        Too many are absent if `absent` exceeds `always` and the share `share` of the ledgers stored
+        here. During a stop, the smallest number of stored ledgers since its begin counts, so that
+        new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local

@@ -64,9 +64,10 @@ class Missing:
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """Yield the entries that `bookie_id` should hold by ensembles and write sets, ascending.
+    """Yield the entries that `bookie_id` must store by the ledger's ensembles and write sets.
 
-    For a ledger that is not closed, the last fragment is left out, because its end is unknown.
+    The holdings ascend. For a ledger that is not closed, the last fragment is omitted, because its
+    end is unknown.
     """
     # Metadata may have an ack quorum of 0, which does not matter here.
     ack = max(1, metadata.ack_quorum_size)
@@ -85,7 +86,10 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
 
 
 async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -> Missing:
-    """Count the entries of `holding` in none of the ascending, disjoint ranges of `stored`."""
+    """Count the entries of `holding` that are in no range of `stored`.
+
+    The ranges in `stored` are ascending and disjoint.
+    """
     count, first, cursor = 0, -1, holding.first
     async for firsts, lasts in stored:
         starts = np.concatenate(([cursor], lasts[:-1] + 1))
@@ -104,7 +108,7 @@ async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -
 
 
 async def nothing_stored() -> AsyncIterator[tuple[Ids, Ids]]:
-    """Yield no ranges, like a ledger without stored entries."""
+    """Yield no ranges, like the listing of a ledger without stored entries."""
     nothing: tuple[tuple[Ids, Ids], ...] = ()
     for ranges in nothing:
         yield ranges

@@ -90,11 +90,12 @@ def decide(
 ) -> Decision:
     """Return the decision of the table row that applies.
 
-    `expected` is the cookie that this configuration would give; its unique id and state are
-    ignored. Without `may_replace`, a bookie whose directories are all empty must not start.
+    `expected` is the cookie by this bookie's configuration; its unique id and state are ignored.
+    Without `may_replace`, a bookie with the metadata cookie READY and only empty directories must
+    not start.
 
     Raises:
-        CookieError: the bookie must not start; the message says why.
+        CookieError: the bookie must not start; the message gives the reason.
     """
     if recorded is None:
         return _decide_unrecorded(expected, roots)
@@ -186,13 +187,13 @@ async def ensure_identity(
 ) -> ClaimedDirectories:
     """Ensure that the directories belong to this bookie; stamp new directories.
 
-    `furnish` creates the index of a new bookie in a worker thread; after an interruption it is
-    called again. With `losses`, a bookie whose data is lost may start empty. When this function
-    returns, the decision has been carried out.
+    `furnish` creates the index of a new bookie in a worker thread; after an interruption, the next
+    start calls it again. With `losses`, a bookie whose data is lost may start empty. When this
+    function returns, the decision has been carried out.
 
     Raises:
-        CookieError: the directories belong to another bookie, or a part is missing.
-        DataNotExpendableError: the bookie's data is lost, and it may not start empty now.
+        CookieError: the directories belong to another bookie, or a cookie is missing.
+        DataNotExpendableError: the bookie's data is lost, and the bookie may not start empty now.
         IdentityError: the bookie's data is lost, and the store has a registration of this bookie.
         BadVersionError: another process is stamping the same bookie id.
     """
@@ -239,9 +240,9 @@ async def _decide(
     expected: Cookie,
     losses: BookieLosses | None,
 ) -> tuple[Decision, Versioned[Cookie] | None, list[Root]]:
-    """Return the decision with the store's cookie, and the directories in their present state.
+    """Return the decision, the store's cookie, and the present state of the directories.
 
-    If lost data may be replaced, the store's cookie is NEW when this function returns.
+    If the decision is REPLACE, this function has changed the store's cookie to NEW.
     """
     bookie_id = expected.bookie_id
     roots = await environment.workers.run("read", _look, directories)
@@ -273,11 +274,11 @@ async def _decide(
 
 
 async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
-    """Examine the loss of all data of a bookie.
+    """Find the ledgers that depend on the lost data of a bookie.
 
     Raises:
-        DataNotExpendableError: an acknowledged entry may have its last copies here, or this is
-            unknown.
+        DataNotExpendableError: the bookie may have had the last copies of an acknowledged entry, or
+            unreadable metadata hides whether it had.
     """
     try:
         examined = await losses.examine(bookie_id, live_only=True)
@@ -309,7 +310,7 @@ async def _replace(
     """Replace the bookie's last cookie by a NEW cookie.
 
     Raises:
-        BadVersionError: the examined state changed meanwhile; examine again.
+        BadVersionError: the metadata changed after `_examine`, which must be called again.
     """
     replaced = await losses.replace(examined, cookie)
     _log.warning(

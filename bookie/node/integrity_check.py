@@ -1,25 +1,25 @@
 """The integrity check finds missing entries, and releases complete ledgers from limbo.
 
 A ledger leaves limbo if its metadata says CLOSED and the bookie has every required entry intact.
-Other ledgers stay in limbo: their next recovery finds their end without this bookie. In a ledger
-that is not closed, the check reads only the fragments before the last. Missing entries must be
-copied from other bookies.
+Other ledgers stay in limbo, and the next recovery of such a ledger finds its end without this
+bookie. In a ledger that is not closed, the check covers all fragments except the last. Missing
+entries must be copied from other bookies.
 
 A check covers all ledgers of the metadata store. If entries are missing, the bookie durably records
 that it is in doubt (it may lack entries). When every ledger is complete, the bookie durably records
 that the doubt has ended.
 
-A bookie that is not in doubt also checks: soon after its start, then periodically. The bookie may
-have been absent while a writer continued without it. A check of a bookie without doubt is slow, and
-trusts the entry counts in ledger rows. The check looks twice before it reports a missing entry.
+A bookie that is not in doubt also checks: soon after its start, then periodically. Such checks are
+needed because the bookie may have been absent while a writer continued without it. They are slow,
+trust the entry counts in ledger rows, and look twice before they report a missing entry.
 
 Missing entries alone put no ledger in limbo, because the bookie may have been absent when they were
 written. After each known loss, every ledger that named the bookie entered limbo before the next
-request. If a ledger named the bookie only after the loss, it had no entries here before the loss.
+request. A ledger that named the bookie only after the loss had no entries here before the loss.
 When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger names the
-bookie. If a recovery adds a bookie to a ledger, its close of the ledger fails if the bookie's
-incarnation changed. So outside of limbo, the bookie denies no entry that it acknowledged. Recovery
-needs denials: it finds the end of a ledger only if enough bookies deny the next entry.
+bookie. If a recovery adds a bookie to a ledger, the recovery cannot close the ledger after the
+bookie's incarnation changed. So outside of limbo, the bookie denies no entry that it acknowledged.
+Recovery needs denials: it finds the end of a ledger only if enough bookies deny the next entry.
 `_may_be_lost` lists the exceptions.
 """
 
@@ -100,7 +100,7 @@ PROBLEMS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. It counts ledgers of the metadata store that name this bookie."""
+    """The result of a check, which counts the ledgers whose metadata names this bookie."""
 
     ledgers: int = 0
     released: int = 0
@@ -142,7 +142,8 @@ class _Progress:
 class IntegrityCheck:
     """Checks one bookie: often while the bookie is in doubt, otherwise seldom, and on request.
 
-    `end_doubt` records the end of the doubt in the metadata store, then calls its argument.
+    The function `end_doubt` records the end of the doubt in the metadata store, and then calls the
+    function that it got.
     """
 
     def __init__(
@@ -191,13 +192,13 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now; a check that is running goes to full speed, and another follows."""
+        """Start a check now; a running check continues without pauses, then another starts."""
         self._asked = True
         self._interval.end()
         self._pace.end()
 
     def look_again(self) -> None:
-        """Examine ledgers with missing entries again now, because ledgers may have been deleted."""
+        """Examine the ledgers that lacked entries again now; some of them may be deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
@@ -288,7 +289,7 @@ class IntegrityCheck:
                 longer = rarer.next()
 
     async def _try(self, work: Awaitable[R]) -> R | None:
-        """Return the result of `work`; None if the store, the index or a full disk ended it."""
+        """Return the result of `work`; None after an error of store or index, or a full disk."""
         try:
             return await work
         except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
@@ -304,11 +305,11 @@ class IntegrityCheck:
         return True
 
     def _random_share(self) -> float:
-        """Return a random number in 0 … 1, so that bookies do not all check at once."""
+        """Return a random number in 0 … 1, so that bookies do not all check at the same time."""
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
-        """True if ledgers lacked entries at the last check, and none of them lacks entries now."""
+        """True if the last check found ledgers that lack entries, and all are complete now."""
         for ledger_id in self._lacking:
             metadata = await self._current(ledger_id)
             if metadata is None:
@@ -319,11 +320,11 @@ class IntegrityCheck:
         return bool(self._lacking)
 
     async def check(self) -> CheckReport:
-        """Check every ledger once, thoroughly and at once; keep the report.
+        """Check every ledger once, without pauses, and list all entries; return the report.
 
         Raises:
             MetadataError, RequestError: the ledgers could not be listed, or the store belongs to
-                another cluster; results so far are kept.
+                another cluster. Ledgers that were released stay released.
             DiskFullError: there is no room to record the result.
             StorageFailedError: the engine failed.
         """
@@ -407,11 +408,11 @@ class IntegrityCheck:
             await self._scrubber.settle()
 
     async def _is_spare(self, damage: frozenset[tuple[int, int, int]]) -> bool:
-        """True if no metadata asks this bookie for an entry in a damaged place.
+        """True if, by the metadata, this bookie must store no entry that is in a damaged place.
 
-        Other entries may stay in damaged places for ever: entries behind the end of a closed
-        ledger, which no bookie could bring back, and entries that other bookies hold now. A reader
-        of such an entry gets an error or a wrong digest, never a denial.
+        Two kinds of entries may stay in damaged places: entries after the end of a closed ledger,
+        and entries that other bookies must store now. A reader of such an entry gets an error or a
+        wrong digest, never a denial.
         """
         if not damage:
             return True
@@ -443,7 +444,7 @@ class IntegrityCheck:
     async def _listed(
         self, found: _Progress, *, is_asked: bool
     ) -> AsyncGenerator[LedgerMetadata, None]:
-        """Yield the ledgers that name this bookie; pause between listings unless it is urgent."""
+        """Yield the ledgers that name this bookie; pause between parts of the listing."""
         after, damaged = NO_ENTRY, set[int]()
         while after < MAX_ID:
             count = 0
@@ -485,13 +486,15 @@ class IntegrityCheck:
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Check a ledger and count it; return True, without a count, if it must be checked again.
+        """Check a ledger, and count it in the report; return True if it must be checked again.
+
+        A ledger that must be checked again is not counted yet.
 
         Args:
             metadata: the metadata of the ledger, which names this bookie.
             found: the report under construction.
             is_deep: list the ledger's entries even if its row counts enough entries.
-            is_final: report missing entries as missing; do not look again.
+            is_final: report missing entries now, instead of asking for another check.
         """
         ledger_id = metadata.ledger_id
         try:
@@ -577,7 +580,7 @@ class IntegrityCheck:
         return state.deleted or state.reclaimed or bool(self._engine.damage)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
-        """Read all entries that should be here, verify their digests, and return the failures."""
+        """Read and verify all entries that this bookie must store; count the unreadable entries."""
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         result = Missing()
         for holding in holdings(metadata, self._bookie_id):
@@ -635,7 +638,10 @@ class IntegrityCheck:
         await self._rest.wait(lambda: size / self._settings.integrity_check_bytes_per_second)
 
     async def _release_others(self, found: _Progress) -> None:
-        """Release ledgers in limbo that no longer exist or no longer name this bookie."""
+        """Release closed ledgers in limbo whose metadata no longer names this bookie.
+
+        A deleted ledger stays in limbo until garbage collection removes its data.
+        """
         after = NO_ENTRY
         while after != MAX_ID:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
@@ -669,12 +675,12 @@ class IntegrityCheck:
 
 
 def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
-    """True if the row of a ledger proves that all its entries are here.
+    """True if the row of a ledger proves that all entries in `held` are stored here.
 
-    The row only counts entries. So all counted entries must be entries that should be here: `held`
-    must be one run of ids, and the row's bounds must lie in this run. If the row counts more
-    entries than `held`, a larger write quorum placed some of them here. Such entries may hide
-    missing entries.
+    A row has only a count and bounds of the stored ids. The count is a proof if all stored ids can
+    only be ids in `held`: `held` must be one run of ids, and contain the row's bounds. If the row
+    counts more entries than `held` has, a larger write quorum placed other entries here, which may
+    hide missing entries.
     """
     if state.deleted:
         return False

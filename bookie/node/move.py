@@ -49,14 +49,13 @@ async def move_directories(
     again.
 
     Args:
-        environment: The machine on which the directories are.
+        environment: The disk and the threads with which the directories are read and written.
         storage: The settings, which name the new directories.
-        cookies: The cluster's cookies, in a store that was synced.
+        cookies: The cluster's cookies; the caller has synced the metadata store.
         bookie_id: The bookie's id; the caller has checked that the bookie is not registered.
         instance_id: The id of the cluster instance.
-        accept_older: Accept directories that hold an older state than the bookie's last one. The
-            state numbers of the directories do not change, so the next start notices the older
-            state.
+        accept_older: Accept directories with a lower state number than the metadata store's cookie.
+            The state numbers do not change, so the next start notices the older state.
 
     Raises:
         CookieError: directories are missing, swapped, older, or of another bookie; nothing was
@@ -154,7 +153,7 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if the roots hold each other's content; their cookies are equal and do not show it."""
+    """True if each root holds the other root's files, which their equal cookies cannot show."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True

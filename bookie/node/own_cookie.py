@@ -18,14 +18,14 @@ directories > store                    the metadata store went back to an older 
 =====================================  =========================================================
 
 The state number increases at each start and stop, and every `ADVANCE_SECONDS` while entries are
-written. So a restored copy of a running bookie is detected, too, unless the bookie crashed within
-`ADVANCE_SECONDS` after the copy.
+written. So a restored copy of a running bookie's directories is detected, too, unless the bookie
+crashed within `ADVANCE_SECONDS` after the copy was made.
 
 If another process deletes or changes the cookie, this process ends, because the other process now
 owns the bookie's id.
 
 The **incarnation** is a random id. When the bookie may have lost acknowledged entries, it makes a
-new incarnation, by the same steps. The bookie refuses calls that name an older incarnation.
+new incarnation, by the steps above. The bookie refuses calls that name an older incarnation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StateComparison:
-    """The state in the directories compared with that in the metadata store."""
+    """The result of comparing the directories' state with the metadata store's state."""
 
     number: int
     """The highest state number that a copy of the cookie certainly reached."""
@@ -75,7 +75,7 @@ class StateComparison:
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
-    """Return the message to an operator that the store's state number is too low."""
+    """Return the message for operators that the metadata store's state number is too low."""
     return (
         f"the metadata store went back in time: the bookie's state number is {stored}, "
         f"and was {reached}"
@@ -138,24 +138,26 @@ class OwnCookie:
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
         """Increase the state number in all copies of the cookie; durable when this returns.
 
+        On a full device, the state number does not increase. A new incarnation or a changed doubt
+        is then recorded in the metadata store only.
+
         Args:
             renew: Also create a new incarnation.
             is_in_doubt: The doubt to record in the metadata store; None keeps the recorded doubt.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
-            MetadataError, RequestError: the store does not answer, refuses access or belongs to
-            another
-                cluster. The outcome may be unknown; then repeat the call.
+            MetadataError, RequestError: the store does not answer, refuses access, or belongs to
+                another cluster. The outcome may be unknown; then repeat the call.
             StorageFailedError: a disk failed.
         """
         async with self._lock:
             await self._advance(renew=renew, is_in_doubt=is_in_doubt)
 
     async def end_doubt(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Record in the metadata store that the doubt is over, then call `end`.
+        """Record in the metadata store that the doubt has ended, then call `end`.
 
-        Because of this order, a crash between the two steps begins no new doubt. Raises like
+        After a crash between the two steps, the bookie is not put in doubt again. Raises like
         `advance`.
         """
         async with self._lock:
@@ -199,7 +201,7 @@ class OwnCookie:
             await self._write(wanted)
 
     async def _read(self) -> Versioned[Cookie]:
-        """Read the store's copy of the cookie; only this process may have changed it.
+        """Read the store's copy of the cookie; refuse a copy that another process has changed.
 
         Raises:
             CookieError: the cookie is gone, or belongs to another bookie.
@@ -252,8 +254,8 @@ class OwnCookie:
         Args:
             in_doubt: Returns True if the bookie may lack entries now.
             written_bytes: Returns a number that increases with every write.
-            on_store_went_back: Called with the reason, before any write, if the store is an older
-                state.
+            on_store_went_back: Called with the reason, before any write, if the metadata store went
+                back to an older state.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.

@@ -86,7 +86,7 @@ class EntryReads:
         """Yield ranges of stored ids from `first` to `last`; `last` -1 means the ledger's end.
 
         Raises:
-            NoSuchLedgerError: this bookie never stored an entry of the ledger.
+            NoSuchLedgerError: the ledger was deleted here, or this bookie never knew the ledger.
             BadRequestError: the range is invalid.
             CorruptionError: the listing cannot be completed.
         """

@@ -96,15 +96,15 @@ async def _claim(
 
 
 def _is_suspect(integrity: bytes, own: OwnCookie) -> bool:
-    """True if a ledger that may have lost entries may be outside of limbo.
+    """True if a ledger that may have lost entries may not be in limbo yet.
 
     ========= ===================== ==========================================================
     index     cookie                meaning
     ========= ===================== ==========================================================
-    suspect   any                   data is damaged or missing, and was not dealt with
-    in limbo  with an incarnation   dealt with: what is in doubt is in limbo
-    in limbo  without one           dealt with by a program that left closed ledgers out
-    sound     in doubt              a fresh stamp, or a crash before the index said "suspect"
+    suspect   any                   data is damaged or missing; no ledgers were put in limbo
+    in limbo  with an incarnation   all ledgers in doubt are in limbo
+    in limbo  no incarnation        an older version put only open ledgers in limbo
+    sound     in doubt              a new bookie, or a crash before the index said "suspect"
     sound     not in doubt          nothing is missing
     ========= ===================== ==========================================================
     """
@@ -121,10 +121,10 @@ async def _settle_doubts(
     collector: GarbageCollector,
     bookie_id: str,
 ) -> None:
-    """Before any request, if data may be lost: renew the incarnation, then put ledgers in limbo.
+    """If data may be lost, renew the incarnation, then put ledgers in limbo; before any request.
 
-    Each step is durable before the next one begins. After a crash between two steps, the bookie is
-    still in doubt.
+    Otherwise only the state number increases. Each step is durable before the next step begins.
+    After a crash between two steps, the bookie is still in doubt.
 
     Raises:
         MetadataError: the store does not answer, so the bookie must not serve.
@@ -202,10 +202,12 @@ async def start_bookie(
     With `losses`, a bookie that lost all its data may start empty (`ensure_identity`).
 
     Raises:
-        DirectoryLockedError, CookieError: another process or another bookie uses the directories.
-        FormatError: a newer version wrote a file in the directories. ConfigurationError: a
-        directory cannot be used, or its device is full. StorageFailedError: (in a group) a disk
-        failed; the process must exit with code 74.
+        DirectoryLockedError: another process uses the directories.
+        CookieError: the directories belong to another bookie, or a cookie is missing.
+        FormatError: a newer version wrote a file in the directories.
+        ConfigurationError: a directory cannot be used, or its device is full.
+        StorageFailedError: (in an exception group) a disk failed; the process must exit with code
+            74.
     """
     with locked_directories(environment.disk, storage) as directories:
         claim = await _claim(

@@ -1,7 +1,7 @@
-"""The batch source: logs between two places, or ledgers.
+"""The batch source: reads ranges of logs, or ledgers.
 
-The range of a read is decided once, when Spark plans the frame. All actions on that frame read the
-same range. Load the frame again to see later records.
+The range of a read is determined once, when Spark plans the data frame. All actions on that data
+frame read the same range. A data frame that is loaded again includes later records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogSplit(InputPartition):
 
     slice: LogSlice
     log_id: str
-    """The id of the log that was planned. A later log of the same name has other records."""
+    """The id of the log when the read was planned; a later log of the same name has another id."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class LedgerSplit(InputPartition):
 
 
 class LogBatchReader(DataSourceReader):
-    """Reads logs. The planner makes a reader, and each task gets a copy of it."""
+    """Reads logs; Spark's planner makes a reader, and each task gets a copy of the reader."""
 
     def __init__(self, source: LogSource) -> None:
         self.source = source
@@ -56,8 +56,9 @@ class LogBatchReader(DataSourceReader):
         """Cut the logs into splits, one for each task.
 
         Raises:
-            BadRequestError, LogTruncatedError: a place is wrong.
-            BookieError: a log cannot be surveyed.
+            BadRequestError: the begin or the end of the read is invalid.
+            LogTruncatedError: records of the range were truncated.
+            BookieError: the sizes and bounds of a log cannot be read.
         """
         source = self.source
         assert source.end is not None, "a batch has an end"
@@ -68,12 +69,14 @@ class LogBatchReader(DataSourceReader):
         return plan(source, surveys, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a split, in a task. The read fences no ledger and writes nothing."""
+        """Yield the records of a split, in a task; the read fences no ledger and writes nothing."""
         return read_split(self.source, partition)
 
 
 def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
-    """Cut the records between two offsets into tasks. A partition missing in `start` begins at 0.
+    """Cut the records between the offsets `start` and `end` into splits, one for each task.
+
+    For a partition that is not in `start`, the first record is at offset 0.
 
     Raises:
         LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set.
@@ -99,8 +102,8 @@ def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.Reco
     """Yield the records of a split, in Arrow batches.
 
     Raises:
-        LogTruncatedError: the records were truncated meanwhile, or their log was deleted, and
-            `failOnDataLoss` is set.
+        LogTruncatedError: `failOnDataLoss` is set, and the records were truncated, or their log was
+            deleted, after the plan was made.
         BookieError: a read failed; Spark tries the task again.
     """
     if not isinstance(partition, LogSplit):
@@ -147,11 +150,7 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
 
 
 class LedgerBatchReader(DataSourceReader):
-    """Reads ledgers.
-
-    The read of an open ledger ends at the last entry that was confirmed when Spark planned the
-    read.
-    """
+    """Reads ledgers; an open ledger is read up to its LAC at the time of the plan."""
 
     def __init__(self, source: LedgerSource) -> None:
         self.source = source
@@ -160,7 +159,7 @@ class LedgerBatchReader(DataSourceReader):
         """Cut the ledgers into splits, one for each task.
 
         Raises:
-            NoSuchLedgerError: a ledger that is named alone does not exist.
+            NoSuchLedgerError: a ledger that was named by its id does not exist.
             BookieError: a ledger cannot be opened.
         """
         source, connection = self.source, self.source.connection
@@ -190,11 +189,11 @@ class LedgerBatchReader(DataSourceReader):
 
 
 def check_exists(source: LogSource | LedgerSource) -> None:
-    """Refuse logs and ledgers that do not exist.
+    """Raise an error if a log or ledger of `source` does not exist.
 
     If `failOnDataLoss` is false, the function accepts missing logs, because a running stream may
-    continue after the deletion of a log. With a missing log, a batch fails at its first action, and
-    a new stream fails at its start.
+    continue after the deletion of a log. Then a batch with a missing log fails at its first action,
+    and a new stream fails at its start.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError: a log or ledger does not exist.

@@ -1,7 +1,7 @@
 """ZooKeeper's form of SASL DIGEST-MD5: the server challenges, the client proves its password.
 
-For DIGEST-MD5, kazoo uses a library that is not maintained any more. Service and host names are
-constants of ZooKeeper, the same for every server.
+kazoo's own DIGEST-MD5 needs a library that is not maintained any more, so this module implements
+the mechanism. ZooKeeper uses the same constant service and host names for every server.
 
 Source: RFC 2831; SecurityUtils of ZooKeeper 3.9.
 """
@@ -63,7 +63,7 @@ class DigestMd5:
         ).encode()
 
     def check(self, answer: bytes) -> None:
-        """Raise `SaslRefusedError` unless the server knows the password, too."""
+        """Raise `SaslRefusedError` unless `answer` proves that the server knows the password."""
         if _directives(answer).get("rspauth") != self._proof:
             raise SaslRefusedError("the server does not know our password")
 

@@ -84,18 +84,18 @@ _DROPS_MAX = 3
 
 
 class ZooKeeperLink:
-    """One session at a time with the ensemble at `hosts`, while the context is open.
+    """Keeps one session at a time with the ensemble at `hosts`, while the context is open.
 
     Args:
         hosts: ``host:port,host:port``.
         root: the path to watch, which is created if it does not exist.
         acl: the access control list of a new `root`; new nodes above `root` are open to all.
-        session_timeout_seconds: the timeout to request; `timeout_seconds` is the granted one.
+        session_timeout_seconds: the timeout to request; `timeout_seconds` has the granted timeout.
         security: TLS files and credentials.
-        on_event: takes each event of a node below `root`.
-        on_quiet: called after all events that came together were taken.
+        on_event: called with each event of a node below `root`.
+        on_quiet: called after the last event of a group of events that arrived together.
         on_missed: called when events may have been missed: after each connection but the first.
-        announce: takes each event of the session.
+        announce: called with each event of the session.
     """
 
     def __init__(
@@ -177,11 +177,11 @@ class ZooKeeperLink:
 
     @property
     def patience_seconds(self) -> float:
-        """Longest wait of an operation, in seconds."""
+        """The longest time that an operation waits, in seconds."""
         return max(self.timeout_seconds * PATIENCE_SHARE, PATIENCE_SECONDS_MIN)
 
     def deadline(self) -> float:
-        """Return the loop time at which an operation that begins now gives up."""
+        """Return the event loop's time at which an operation that begins now must fail."""
         return asyncio.get_running_loop().time() + self.patience_seconds
 
     @property
@@ -191,10 +191,11 @@ class ZooKeeperLink:
     # ---- requests
 
     async def usable(self, deadline: float) -> int:
-        """Wait for a usable connection and return the number of its session.
+        """Wait for a usable connection, and return the number of its session.
 
         Raises:
-            MetadataUnavailableError: no connection is usable until `deadline`, by the loop's clock.
+            MetadataUnavailableError: no connection became usable before `deadline`, a time of the
+                event loop's clock.
         """
         if not self._up.is_set():
             if self._final is not None:
@@ -219,11 +220,11 @@ class ZooKeeperLink:
         return self._bridge.send(request, session, connection)
 
     async def read(self, request: Request, deadline: float) -> Any:
-        """Send a read request, repeatedly until an answer comes, and return the answer.
+        """Send a read request, again after each lost connection; return the server's answer.
 
         Raises:
             NodeError: the server's answer is an error.
-            MetadataUnavailableError: no answer comes until `deadline`.
+            MetadataUnavailableError: no answer came before `deadline`.
         """
         while True:
             if not self._up.is_set():
@@ -241,10 +242,13 @@ class ZooKeeperLink:
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncIterator[None]:
-        """Be one of the reads under way; the block sends reads and awaits their answers alone.
+        """Wait for one of `READS_MAX` places for reads, and hold the place during the block.
+
+        The block must only send reads and await their answers.
 
         Raises:
-            MetadataUnavailableError: no place was free until `deadline`; the block does not run.
+            MetadataUnavailableError: the place became free only after `deadline`; the block is not
+                run.
         """
         waits = self._reads.locked()
         async with self._reads:
@@ -255,7 +259,10 @@ class ZooKeeperLink:
             yield
 
     def tell_written(self, begun_at: float) -> None:
-        """Report the answer to a write sent at `begun_at`, which proves the session."""
+        """Tell the session monitor that a write sent at `begun_at` was answered.
+
+        The answer proves that the session was alive at that time.
+        """
         if self._monitor is not None and begun_at - self._told_at > self.timeout_seconds / 30:
             self._told_at = begun_at
             self._monitor.tell(Answered(begun_at))
@@ -344,10 +351,14 @@ class ZooKeeperLink:
         self._tell(Connected())
 
     async def _authenticate(self) -> bool:
-        """Authenticate with SASL if so configured; return False if either side refused the other.
+        """Authenticate with SASL if so configured; return False if client or server refuses.
 
-        Some servers close the connection instead of sending a refusal. A network may also close the
-        connection at any time.
+        Some servers close the connection to refuse a user. Because a network failure also closes
+        connections, only `_DROPS_MAX` closed connections in a row, before the first success, count
+        as a refusal.
+
+        Raises:
+            LostError: the connection was closed.
         """
         security = self._security
         if security.sasl_mechanism != "digest-md5":
@@ -378,17 +389,17 @@ class ZooKeeperLink:
             self._bridge.cut()
 
     async def make_root(self) -> None:
-        """Make the missing nodes on the scope's own path; raises the errors of `make`."""
+        """Create the missing nodes on the path of the scope's own node; raises like `make`."""
         for path in reversed(ancestors(self._root)):
             await self.make(path, CreateNode(path, PARENT, OPEN_ACL_UNSAFE))
         await self.make(self._root, CreateNode(self._root, PARENT, self._acl))
 
     async def make(self, path: str, create: Request) -> None:
-        """Send `create`, which makes the node `path`, unless the node exists.
+        """Create the node `path` with the request `create`, if the node does not exist.
 
         Raises:
-            NodeError: the server refuses.
-            UnauthorizedError: the server denies us the create.
+            NodeError: the server refused a request for another reason than missing rights.
+            UnauthorizedError: this user has no right to create the node.
         """
         is_hidden = False
         try:
@@ -428,7 +439,7 @@ class ZooKeeperLink:
             raise self._unreachable() from error
 
     async def _give_up_in_time(self) -> None:
-        """End long waits for answers, and disconnect from a server that is silent for too long."""
+        """Fail requests without an answer in time; disconnect from a server that stays silent."""
         loop, patience = asyncio.get_running_loop(), self.patience_seconds
         while True:
             await asyncio.sleep(patience / 4)

@@ -1,21 +1,21 @@
 """Records as nodes of ZooKeeper's tree, and transactions as operations on nodes.
 
 A record is a node with the record's value as its data. The node's path is the scope's path followed
-by the record's key, as other tools expect. ZooKeeper has no virtual parents. The data of a node
-shows if the node is a record:
+by the record's key, as other tools expect. In ZooKeeper, each node needs an existing parent node.
+So some nodes are only parents. The data of a node shows if the node is a record:
 
 ================= ================================================================================
 data              meaning
 ================= ================================================================================
 null or `PARENT`  a parent without a record; removed together with its last child
-`KEPT`            persistent sequential records were numbered below it: it stays, because
+`KEPT`            a parent of persistent sequential records; it is never removed, because
                   ZooKeeper keeps the last number in the node
 anything else     a record
 ================= ================================================================================
 
-Some writes are internal: writes of parents, and the two halves of a take-over. To mark them, their
-transaction also writes the scope's own node, once before them and once after them. `changes`
-recognises the events of internal writes by these marks.
+Some writes are internal: writes of parents, and the delete and create of a take-over. To mark
+internal writes, their transaction also writes the scope's own node once before and once after them.
+`changes` recognises the events of internal writes by these marks.
 """
 
 from __future__ import annotations
@@ -82,22 +82,22 @@ _DATA_VERSION_MAX = 2**31 - 1
 
 
 def version_of(stat: ZnodeStat) -> int:
-    """Return a record's version: the write that created its node, and ZooKeeper's node version.
+    """Return a record's version, made of its node's creation (zxid) and ZooKeeper's node version.
 
-    ZooKeeper compares only its own version. The write that created the node identifies the life of
-    the record.
+    ZooKeeper compares only the node version, which begins anew if a node is deleted and created
+    again. The zxid of the creation distinguishes the old record from the new one.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
 
 
 def birth_of(version: int) -> int:
-    """Return the write (zxid) that created the node, from a record's version."""
+    """Return the zxid of the write that created the node, from a record's version."""
     return version >> _DATA_VERSION_BITS
 
 
 def data_version_of(version: int) -> int:
-    """Return ZooKeeper's version of the node, at most the greatest that ZooKeeper accepts."""
+    """Return ZooKeeper's node version from a record's version, at most `_DATA_VERSION_MAX`."""
     found = version & ((1 << _DATA_VERSION_BITS) - 1)
     return min(found, _DATA_VERSION_MAX)
 
@@ -117,10 +117,10 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
 
 
 def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
-    """Return the result of a put whose answer was lost and whose record was overwritten since.
+    """Return the result of a put if its answer was lost and its record was overwritten since then.
 
-    The version follows from the expected version, or from the creation of the node. If both are
-    unknown, the version is 0, which no record has: a compare-and-set with it fails.
+    The version is computed from the put's expected version, or from the creation of the node. If
+    both are unknown, the version is 0. No record has the version 0, so a compare-and-set fails.
     """
     if isinstance(operation, CreateNode):
         version = zxid << _DATA_VERSION_BITS
@@ -150,7 +150,7 @@ class Scope:
 
     Args:
         path: the path of the scope's own node.
-        access: the users to whom new nodes are open, unless a put has a list of its own.
+        access: the users with access to new nodes, unless a put has its own access control list.
         users: the users of each kind, if `access` is ``kinds``.
     """
 
@@ -168,7 +168,7 @@ class Scope:
         """The operation before and after internal writes, which marks them."""
 
     def acl(self, key: str) -> Sequence[ACL]:
-        """Return the access control list of a new node."""
+        """Return the access control list for a new node with this key."""
         if not self.has_kinds:
             return self._acl
         part = part_of(key)
@@ -187,8 +187,8 @@ def require_representable(operation: Operation) -> None:
     """Refuse an operation that ZooKeeper cannot store.
 
     Raises:
-        InvalidKeyError: ZooKeeper refuses a character of the key, or the value is that of a node
-            without a record.
+        InvalidKeyError: ZooKeeper refuses a character of the key, or the value is reserved for
+            nodes without a record.
     """
     require_representable_key(operation.key)
     if isinstance(operation, Put) and has_no_record(operation.value):
@@ -247,7 +247,7 @@ def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
 
 
 class Node(NamedTuple):
-    """The facts known of a node, from a read or from the cache."""
+    """The known facts about a node, from a read or from the cache."""
 
     birth: int
     data_version: int
@@ -264,7 +264,7 @@ class Node(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """Nodes by key. A missing node is None, and a key that was not read has no entry."""
+    """Nodes by key; a missing node is None, and a key that was not read is not in `nodes`."""
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """Operations on nodes, and the index of the operation that gives each put's result."""
+    """Operations on nodes; `results` has, for each put, the index of its operation."""
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
@@ -303,9 +303,9 @@ class Plan:
 class Planner:
     """Turns one transaction, evaluated against `view`, into operations on nodes.
 
-    The operations fail if the view is out of date. A record of the transaction comes before the
-    records below it. A create fails if its parents are missing; then the caller makes the parents
-    and tries again.
+    The operations fail if a change since the view would give the transaction another outcome. The
+    operation on a record comes before the operations on records below it. A create fails if its
+    parents are missing; then the caller makes the parents and tries again.
     """
 
     def __init__(
@@ -320,11 +320,11 @@ class Planner:
         self._plan = Plan(results=[None] * len(operations))
 
     def plan(self) -> Plan:
-        """Return the plan, with the operations in an order that ZooKeeper can follow.
+        """Return the plan, with the operations in an order that ZooKeeper can execute.
 
         Raises:
             InvalidKeyError: the operations are too large for one request.
-            UnsupportedError: ZooKeeper cannot do a put with its access control.
+            UnsupportedError: ZooKeeper cannot set the access control of a put in one transaction.
         """
         keys = [operation.key for operation in self._operations]
         for index in sorted(range(len(keys)), key=lambda place: keys[place].count("/")):
@@ -367,7 +367,7 @@ class Planner:
             self._plan.results[index] = self._add(SetData(path, put.value, expected))
 
     def _convert(self, index: int, put: Put, path: str, node: Node) -> None:
-        """Put a record in place of a parent node."""
+        """Turn a node that is only a parent into a record."""
         if put.ephemeral or put.acl is not None:
             if node.children:
                 raise UnsupportedError(
@@ -381,11 +381,11 @@ class Planner:
             self._plan.results[index] = self._add(SetData(path, put.value, ANY))
 
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
-        """Delete and create the node in one transaction: ZooKeeper never changes a node's owner.
+        """Delete and create the node in one transaction, because ZooKeeper cannot change an owner.
 
-        The new node is written once more, because a take-over is not a first version. If the old
-        node had version 1, the new node is written twice, so that a write that expects version 1
-        fails.
+        The new node is written once more, because the result of a take-over is not a first version.
+        If the old node had version 1, the new node is written twice. So another client's write that
+        expects version 1 fails.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -398,7 +398,10 @@ class Planner:
         self._add(self._scope.mark)
 
     def _end_of_parent(self) -> list[NodeOperation]:
-        """Return the write of `REMOVALS`; it fails if a parent was removed after the view."""
+        """Return a write of `REMOVALS`, which fails if a parent was removed after the view.
+
+        The list is empty if the plan has this write already.
+        """
         if self._is_guarded:
             return []
         self._is_guarded = True
@@ -421,7 +424,7 @@ class Planner:
             )
 
     def _missing_above(self, key: str) -> list[str]:
-        """Return the missing parents of `key`, except those that the transaction creates."""
+        """Return the missing parents of `key`, without parents that the transaction creates."""
         made = {one.key for one in self._operations if isinstance(one, Put)}
         nodes = self._view.nodes
         return [

@@ -1,6 +1,8 @@
-"""Carry out transactions: send them at once if the cache suffices, else read nodes and evaluate.
+"""Carries out transactions of a store as ZooKeeper transactions.
 
-ZooKeeper refuses a create whose parents are missing; the writer makes the parents and tries again.
+If the cache has all needed nodes, the writer sends a transaction at once. Otherwise the writer
+first reads the nodes and evaluates the transaction. ZooKeeper refuses a create whose parents are
+missing; then the writer makes the parents and tries again.
 """
 
 from __future__ import annotations
@@ -67,11 +69,11 @@ class Writer:
     async def write(
         self, operations: Sequence[Operation], *, with_parents: bool = False
     ) -> list[Stat | None]:
-        """Carry out a `MetadataStore.transaction` of at least one operation, all representable.
+        """Carry out a transaction; the results are those of `MetadataStore.transaction`.
 
         Args:
-            operations: what to do at once.
-            with_parents: deletes may also delete parents without a record.
+            operations: at least one operation; the caller has called `require_representable`.
+            with_parents: allow deletes of nodes that are only parents.
         """
         link = self._link
         deadline, losses = link.deadline(), link.losses
@@ -115,7 +117,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """Read the nodes as they are now; raise the error of the first operation that fails."""
+        """Read and return the present nodes; raise the error of the first operation that fails."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:
@@ -129,7 +131,11 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Prepare another attempt; return True if only missing nodes had to be made."""
+        """Make missing nodes for another attempt; return True if nothing else caused the refusal.
+
+        Raises:
+            MetadataError: another attempt cannot succeed.
+        """
         if isinstance(refused, OutdatedError):
             return False
         operation = plan.operations[refused.index]
