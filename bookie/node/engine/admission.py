@@ -1,13 +1,13 @@
-"""Decides about each add, fence or LAC in one synchronous section, which reads only memory.
+"""Accepts or refuses each add, fence or LAC in one synchronous section, which reads only memory.
 
 The section checks key, deletion, fence and read-only mode. An accepted batch goes into the
 memtable, where readers see it, and into the journal's queue. The section contains no await. Fences
-use the same queue as adds. So a fence is in the journal after every add that was accepted before
-it.
+use the same queue as adds. So the journal holds a fence after all adds that were accepted before
+the fence.
 
 Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
-still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
-acknowledged once the first copy is durable.
+still be acknowledged, because every later fencing read sees it. An add that repeats stored entries
+with equal bytes is acknowledged once the stored entries are durable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 @dataclass(slots=True)
 class Admission:
-    """The synchronous sections that accept requests, and the parts of the engine they use."""
+    """Contains the synchronous sections that accept requests, and the engine parts they use."""
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
@@ -79,9 +79,9 @@ class Admission:
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
         """Accept the batch: readers see it at once; the waiter gets OK once the batch is durable.
 
-        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. Before
-        this call, the caller must check `refusal` and compare stored bytes, without an await in
-        between.
+        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. The
+        caller must have checked `refusal`, and must have compared stored bytes. Between these
+        checks and this call there must be no await.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -160,7 +160,10 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo (fenced or not) or take it out; the waiter gets OK once durable."""
+        """Put a ledger in limbo, or take it out of limbo; the waiter gets OK once this is durable.
+
+        With `fence`, a ledger that enters limbo is also fenced.
+        """
         request = self._request(state, None, essential=True)
         self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
         if not state.deleted:
@@ -172,7 +175,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def force(self) -> Waiter:
-        """Return a waiter that gets OK once everything accepted so far is durable."""
+        """Return a waiter that gets OK once all requests accepted so far are durable."""
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
     def _submit_and_wait(self, request: JournalRequest, state: LocalLedger | None = None) -> Waiter:
@@ -190,9 +193,9 @@ class Admission:
     def _request(
         self, state: LocalLedger, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """Make a journal request, which starts with the ledger's key if the current file lacks it.
+        """Make a journal request; if the current file lacks the ledger's key, the request has it.
 
-        Each file holds the keys of its ledgers, because a rebuild of the index may find only some
+        Each file has the keys of all its ledgers, because a rebuild of the index may find only some
         files.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
@@ -206,7 +209,7 @@ class Admission:
         return request
 
     def introduce(self, state: LocalLedger) -> None:
-        """Write the ledger's key into the current journal file, with the next block."""
+        """Queue the ledger's key for the current journal file; the next block contains the key."""
         state.introduced_in = 0
         request = self._request(state, None)
         if request.introduces:
@@ -222,7 +225,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: records the place of its entries in the file, and resolves its waiter."""
+    """Completes one add: records the place of its entries in the file, then settles its waiter."""
 
     runs: LedgerRuns
     run: Run
@@ -249,7 +252,7 @@ class _AddDone:
 
 
 def _introduced(state: LocalLedger, request: JournalRequest) -> None:
-    """Record that the file has the ledger's key, if this request wrote the key."""
+    """Record that the journal file has the ledger's key, if `request` wrote the key."""
     if request.introduces and request.error is None:
         state.introduced_in = request.file_number
 

@@ -1,10 +1,10 @@
 """Finds flipped bits in entries without digests, which clients cannot check.
 
-Clients check the digests of entries. A bookie is not told the digest type of a ledger. The bookie
-infers the type at the first read, from a valid CRC in an entry, or from entry sizes and header
+Clients check the digests of entries. No request contains the digest type of a ledger. So a bookie
+infers the type when it reads entries, from a valid CRC in an entry, or from entry sizes and header
 lengths. For a ledger without digests, the bookie returns an entry only if the CRC of its block or
-record matches. While its digest type is unknown, a ledger is treated as one without digests. Read
-threads share the digest types that they inferred.
+record matches. The same is true while the digest type of a ledger is unknown. Read threads share
+the digest types that they inferred.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ _HMAC_BYTES = 20
 
 
 class DigestSizes:
-    """Remembers how many bytes of digest each entry of a ledger has; 0 if it has no digest."""
+    """Remembers which ledgers have digests; a size of 0 bytes means no digest.
+
+    Any other remembered size only means that entries have a digest.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
 
     def protects(self, ledger_id: int, packet: Buffer) -> bool:
-        """True if the ledger is known to have digests, or if its `packet` has a valid CRC."""
+        """True if the ledger is known to have digests, or if `packet` shows it by a valid CRC."""
         size = self._sizes.get(ledger_id)
         if size is None and _has_crc(packet):
             size = _CRC_BYTES
@@ -94,7 +97,7 @@ class BlockCheck:
         """Start and end of each intact part of the last block body read."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
-        """True if the bytes at `offset` are intact, by the checksum of their block or record.
+        """True if the bytes at `offset` are intact by the checksum of their block or record.
 
         Raises:
             OSError: the device failed.
@@ -139,9 +142,9 @@ class BlockCheck:
         return False
 
     def _look_through(self, body: memoryview, count: int, *, is_whole: bool) -> None:
-        """Find the intact records of a damaged body, or the digest size in an intact body.
+        """Find the intact records in a damaged body; in an intact body, find the digest size.
 
-        The search ends at a record with a damaged header.
+        The search ends at the first record with a damaged header.
         """
         before: EntryBatch | None = None
         try:
@@ -164,7 +167,7 @@ class BlockCheck:
 
 
 def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
-    """Yield offsets, nearest first, where the block whose body contains `offset` may begin."""
+    """Yield possible starts of the block whose body contains `offset`, nearest first."""
     lowest = max(offset - BODY_SIZE_BYTES_MAX - BLOCK_HEADER_SIZE_BYTES, FILE_HEADER_SIZE_BYTES)
     stop = offset // alignment * alignment + len(BLOCK_MAGIC)
     while stop > lowest:

@@ -128,7 +128,7 @@ class Checkpointer:
 
     @property
     def has_dead_files(self) -> bool:
-        """True if some files that had no live byte at the engine's start are not removed yet."""
+        """True if files without live bytes, found by the engine's start, are not removed yet."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
@@ -154,7 +154,7 @@ class Checkpointer:
             await self._run({})
 
     async def run_last(self, meta: dict[bytes, bytes]) -> None:
-        """Write all of memory and the values `meta` into the index; raises like `run`."""
+        """Write both memtables and the values `meta` into the index; raises like `run`."""
         async with self._lock:
             if self._immutable is not None:
                 await self._run({})
@@ -189,7 +189,8 @@ class Checkpointer:
     async def delete_pages(self) -> None:
         """Remove a bounded number of pages of ledgers that are deleted in the index.
 
-        The call only removes pages; the mark stays. Raises like `run`.
+        Files that then have no live bytes are also removed. The mark does not move. Raises like
+        `run`.
         """
         async with self._lock:
             removed = list(self._removed)
@@ -237,7 +238,7 @@ class Checkpointer:
         return immutable
 
     async def _mark_of(self, immutable: _Immutable) -> Mark:
-        """Step 2: wait for the memtable's barrier, and return its mark; a repeated call is safe."""
+        """Step 2: wait for the memtable's barrier, and return its mark; may be called again."""
         await asyncio.wait([immutable.passed])
         if immutable.barrier.error is not None:
             raise immutable.barrier.error
@@ -254,7 +255,7 @@ class Checkpointer:
         meta: dict[bytes, bytes],
         newest_journal: int,
     ) -> CommitResult:
-        """Step 4: commit in the index thread; the immutable memtable does not change meanwhile."""
+        """Step 4: commit, in the index thread; the immutable memtable never changes."""
         changes = [
             LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
             for ledger_id, row in rows.items()
@@ -273,9 +274,9 @@ class Checkpointer:
         """Point the index to copies of entries in a new log; remove files without live bytes.
 
         A relocation and a checkpoint never run at the same time, because both change the same index
-        pages. Many entries need several transactions, with pauses. After an interruption, the index
-        still points to the old places of entries not yet moved. Raises like `run`. If the device is
-        full at the first transaction, the new log is removed.
+        pages. Many entries need several transactions, with pauses. After an interruption between
+        transactions, the index still points to the old places of the remaining entries. If the
+        device is full at the first transaction, the new log is removed. Raises like `run`.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
@@ -309,11 +310,12 @@ class Checkpointer:
     async def remove_entries(
         self, state: LocalLedger, may_go: Callable[[], bool]
     ) -> RemovedEntries | None:
-        """Remove some entries of a ledger from the index, durably; None if they must stay.
+        """Remove some entries of a ledger from the index, durably; None if no removal is allowed.
 
-        Entries are removed only if `may_go` returns True. The index must also have all changes of
-        the ledger, so that no replay restores the removed entries. A listing of the ledger that
-        begins during the removal waits until the removal ends (`settled`). Raises like `run`.
+        A removal is allowed only if `may_go` returns True and the ledger is not deleted. The index
+        must also have all changes of the ledger, so that no replay restores the removed entries. A
+        listing of the ledger that begins during the removal waits for its end (`settled`). Raises
+        like `run`.
         """
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():

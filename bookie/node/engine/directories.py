@@ -6,10 +6,11 @@
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
                    READONLY
 
-The file `COOKIE` names the owner. The file `LOCK` keeps a second process out. The file `RESERVE`
-takes up space that is freed when the device is full. A process that ends because a disk failed
-leaves the file `FAILED`. After an orderly stop, the file `STOPPED` holds the size of the index and
-a CRC32C of its two meta pages. The file `READONLY` exists if the bookie must start read-only.
+The file `COOKIE` names the owner. A process locks the file `LOCK`, so that no second process uses
+the directory. The file `RESERVE` takes up space that is freed when the device is full. A process
+that ends because a disk failed leaves the file `FAILED`. After an orderly stop, the file `STOPPED`
+holds the size of the index and a CRC32C of its two meta pages. The file `READONLY` exists if the
+bookie must start read-only.
 """
 
 from __future__ import annotations
@@ -120,10 +121,9 @@ class Directories:
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
-        """True if each device has room for `step_bytes` of entries and for the reserve.
+        """True if each device has room for `step_bytes` of entries and twice the size of a reserve.
 
-        The room for the reserve must be twice the size of a new reserve. The space of a reserve
-        that still exists counts as free.
+        The space of a reserve that still exists counts as free.
         """
         held = {
             self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
@@ -145,7 +145,7 @@ class Directories:
             self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
-        """Record in the ledgers directory that a disk failed; ignore an error of this write."""
+        """Create the file `FAILED`, to record that a disk failed; ignore errors."""
         with suppress(OSError):
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
 
@@ -169,11 +169,11 @@ class Directories:
             self._disk.sync_directory(self.ledgers)
 
     def mark_stopped(self) -> None:
-        """Record durably that the index is closed: its size, and a CRC of its meta pages."""
+        """Write the file `STOPPED`, durably; the caller has closed the index."""
         self._write(self.ledgers, _STOPPED, self._index_summary())
 
     def take_stopped(self) -> bool:
-        """Remove, durably, the record of `mark_stopped`; True if the index matches that record."""
+        """Remove the file `STOPPED`, durably; True if the file existed and matches the index."""
         summary = self._read(self.ledgers, _STOPPED)
         if summary is None:
             return False
@@ -188,7 +188,7 @@ class Directories:
             return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
 
     def set_index_aside(self, why: str) -> str:
-        """Rename the index to ``index.WHY``, so that it is rebuilt; return the new path."""
+        """Rename the index to ``index.WHY``, so that a new index is built; return the new path."""
         aside = f"{self.index}.{why}"
         self._disk.rename(self.index, aside)
         self._disk.make_directory(self.index)
@@ -197,7 +197,7 @@ class Directories:
 
 
 def _refuse_one_place(journal: str, ledgers: str) -> None:
-    """Refuse two paths to one directory (also through a link), and one directory inside the other.
+    """Refuse two paths to one directory (also through a link), or to nested directories.
 
     Without this check, the start would fail later: at the second lock of one directory, or because
     a new directory is not empty. The later error would give the operator a wrong reason.
@@ -242,7 +242,7 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
 
 @contextmanager
 def _usable(path: str) -> Iterator[None]:
-    """Turn a disk error into an error that tells the operator what to do."""
+    """Turn disk errors in the ``with`` block into errors that name the directory `path`."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
 """Handles plain adds whose entry ids are already stored: a resent request, or a second writer.
 
-After a broken stream, a writer resends unanswered entries byte for byte. Equal bytes are
-acknowledged once the first copy is durable; they are not stored again. Different bytes are refused
-and reported: the cause is corruption, or two writers without a fence. Recovery adds are not
-compared: they are always stored, and the newest copy of an entry wins.
+After a broken stream, a writer resends unanswered entries byte for byte. An entry with equal bytes
+is not stored again, and is acknowledged once the stored copy is durable. An entry with different
+bytes is refused and reported: the cause is corruption, or two writers without a fence. Recovery
+adds are stored without a comparison, and the newest copy of an entry wins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARE_SPAN_MAX = 4096
 
 
 class DuplicateAdds:
-    """Compares an add with the stored bytes, then decides about it in one synchronous section."""
+    """Compares an add with stored bytes, then accepts or refuses it in a synchronous section."""
 
     def __init__(self, admission: Admission, reader: EntryReader, metrics: Metrics) -> None:
         self._admission = admission
@@ -36,7 +36,10 @@ class DuplicateAdds:
     async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
         """Add entries whose ids may be stored: acknowledge equal bytes, refuse different bytes.
 
-        If another add changed entries with these ids meanwhile, the comparison is repeated.
+        If another add changed entries with these ids during the comparison, it is repeated.
+
+        Raises:
+            CorruptionError: stored entries with these ids cannot be read.
         """
         batch = command.batch
         assert batch is not None
@@ -73,7 +76,11 @@ class DuplicateAdds:
             return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
-        """Return two flags: all stored entries equal the batch's; some entries are not stored."""
+        """Compare the batch with the stored entries that have the same ids.
+
+        Returns:
+            True if all these stored entries are equal; True if some ids are not stored.
+        """
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)
         missing = False

@@ -120,7 +120,7 @@ class Engine:
         self._bind_parts(reader)
 
     def _bind_parts(self, reader: EntryReader) -> None:
-        """Make methods of the parts methods of the engine: this saves three calls per add."""
+        """Bind methods of the engine's parts to the engine, which saves three calls per add."""
         admission = self.admission
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
@@ -133,7 +133,7 @@ class Engine:
         self.publish_lac = admission.publish_lac
         """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
         self.force = admission.force
-        """Return a waiter that gets OK once everything accepted so far is durable."""
+        """Return a waiter that gets OK once all requests accepted so far are durable."""
         self.delete = admission.delete
         """Delete the ledger's entries; the waiter gets OK once the deletion is durable."""
         self.set_limbo = admission.set_limbo
@@ -173,10 +173,10 @@ class Engine:
         return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Return ledgers above id `after`, ascending, and the next `after`: `MAX_ID` at the end.
+        """Return ledgers above id `after`, ascending, and the `after` of the next call.
 
-        Reads up to `count_max` rows and omits deleted ledgers. Ledgers that are only in memory are
-        included, with the counts of the last checkpoint.
+        The next `after` is `MAX_ID` at the end. Reads up to `count_max` rows, omits deleted
+        ledgers, and adds ledgers that are only in memory, with the counts of the last checkpoint.
         """
         # Read memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
@@ -270,7 +270,7 @@ class Engine:
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
-        """Wait until adds need not wait for a checkpoint: until `holds_adds_back` is False."""
+        """Wait until `holds_adds_back` is False, so that adds need not wait for a checkpoint."""
         if not self.holds_adds_back:
             return
         began = self.clock.monotonic()
@@ -344,7 +344,7 @@ class Engine:
         return found if isinstance(found, ReadResult) else await found
 
     async def _find_last(self, state: LocalLedger) -> int:
-        """List the stored ids and return the highest; it becomes the state's `last_entry_id`."""
+        """List the stored ids and return the highest id; also set the state's `last_entry_id`."""
         before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
         async for _, lasts in self.entry_ranges(state, 0, MAX_ID):
@@ -383,7 +383,7 @@ class Engine:
 
     @property
     def needs_integrity_check(self) -> bool:
-        """True if durable data was found damaged or missing, and no check has ended since."""
+        """True if the bookie is in doubt: no check has found its data complete since the doubt."""
         return self.verdict != INTEGRITY_SOUND
 
     @property
@@ -429,7 +429,7 @@ class Engine:
             await self._checkpointer.run()
 
     async def roll(self) -> None:
-        """Continue in a new journal file, if there is room; a checkpoint seals the old one.
+        """Continue in a new journal file, if there is room; a checkpoint seals the old file.
 
         Raises:
             StorageFailedError: the engine failed.

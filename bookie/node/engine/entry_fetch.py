@@ -46,10 +46,10 @@ class FetchSources:
 
 
 class EntryFetch:
-    """One fetch: `try_now` runs in the event loop; then `finish` runs in a thread if necessary.
+    """Fetches some entries: `try_now` runs in the event loop, then `finish` in a thread if needed.
 
     At first `window` holds the locations of the entries in memtables. Once the window is complete,
-    `choose` selects the ids to read. `bound` is at least the highest stored entry id.
+    `choose` selects the ids to read. No stored entry has an id above `bound`.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class EntryFetch:
     # --- in a read thread ----------------------------------------------------------------
 
     def finish(self) -> None:
-        """Do the rest of the fetch; wait for devices.
+        """Do the rest of the fetch, and wait for devices.
 
         Raises:
-            FileNotFoundError: a file is being removed; look up its entries again.
-            CorruptionError: the part of the index that is read is damaged.
+            FileNotFoundError: a file is being removed; the caller must make a new fetch.
+            CorruptionError: a page or row of the index that the fetch needs is damaged.
         """
         sources = self._sources
         if not self._is_located:
@@ -124,7 +124,7 @@ class EntryFetch:
 
     @property
     def _needs_row(self) -> bool:
-        """True if the ledger's row decides whether an entry is missing or lost."""
+        """True if only the ledger's row shows whether an entry is missing or its page is lost."""
         return self.stopped_by is Status.NO_SUCH_ENTRY and self.following <= self._bound
 
     def _locate(self) -> None:
@@ -134,9 +134,10 @@ class EntryFetch:
     def _read(
         self, pread: Callable[[int, int, int], Buffer | None], check: BlockCheck | None = None
     ) -> bool:
-        """Continue reading; True if the fetch has ended, with success or failure.
+        """Read the remaining extents; True if the fetch has ended, with success or failure.
 
-        Without a `check`, stop at the first data that must be checked; a read thread continues.
+        Without a `check`, the method stops at the first data that must be checked, and returns
+        False; then a read thread continues.
         """
         extents = self._extents
         assert extents is not None, "located before"
@@ -191,7 +192,7 @@ class EntryFetch:
         return digests.protects(self._ledger_id, memoryview(data)[:length])
 
     def _cut(self, reason: str) -> None:
-        """End the result before the extent that is unreadable."""
+        """End the result before the current extent, which is unreadable."""
         assert self._extents is not None
         kept = sum(extent.packets for extent in self._extents[: self._done])
         self.following, self.stopped_by = int(self.ids[kept]), Status.IO_ERROR
@@ -199,7 +200,10 @@ class EntryFetch:
         self.ids = self.ids[:kept]
 
     def _group(self, extents: list[Extent], start: int) -> int:
-        """Return the end of the group from `start` on: extents in one file with only small gaps."""
+        """Return the end of the longest group of extents from `start` on that one read can cover.
+
+        The extents of a group are in one file, with only small gaps between them.
+        """
         stop = start + 1
         previous = extents[start]
         while stop < len(extents) and previous.file > 0:
@@ -242,7 +246,7 @@ class EntryFetch:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:
-        """Return the packets up to the first one whose header names another entry."""
+        """Return the packets as a batch, which ends before a packet whose header has a wrong id."""
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]

@@ -25,7 +25,7 @@ from bookie.node.engine.format.records import (
 
 
 class EntryLogWriter:
-    """Writes logs one after the other. Blocking; used by one thread at a time.
+    """Writes logs one after the other; blocks, and may be used by one thread at a time.
 
     `newest` is the number and nonce of the newest file whose records the logs hold, or None.
     """
@@ -104,8 +104,8 @@ class EntryLogWriter:
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     """Encode the records of a ledger that a rebuild needs besides the ledger's entries.
 
-    These records never say that a ledger left limbo. A ledger that is wrongly in limbo costs only a
-    check. A ledger that is wrongly outside of limbo would hide a loss.
+    No record says that a ledger left limbo. If the rebuild puts a ledger in limbo without need,
+    only a check is needed. A ledger that is wrongly outside of limbo would hide a loss.
     """
     records = []
     if row.key_digest is not None:

@@ -1,8 +1,8 @@
 """Removes files: renames each file at once, durably, then frees its space in small steps.
 
 Freeing a large file at once keeps the file system's journal busy, so syncs of the bookie's journal
-wait. The wait was 70 ms for 256 MiB on ext4. A step that cuts a few MiB from the file's end delays
-no sync.
+wait. On ext4, such a sync waited 70 ms for a file of 256 MiB. A step that cuts a few MiB from the
+file's end delays no sync.
 
 A file first gets a temporary name, durably, because a rebuild must not find half a file. The next
 index transaction removes the file's row. After a crash, the next start removes the rest of the
@@ -66,7 +66,7 @@ class Removal:
     def __init__(
         self, environment: Environment, metrics: Metrics, is_full: Callable[[], bool]
     ) -> None:
-        """`is_full` returns True if a device has no room for new entries."""
+        """`is_full` returns True if removal must not pause, because new entries are refused."""
         self._env = environment
         self._metrics = metrics
         self._is_full = is_full
@@ -79,10 +79,11 @@ class Removal:
         """The start time of the current step; the index thread cannot commit during a step."""
 
     async def take(self, paths: list[str]) -> None:
-        """Remove these files; once this call returns, no start finds them.
+        """Remove these files; when this call returns, no later start uses the files.
 
-        A reader that has one of the files open may find it shorter. If a device is full, the space
-        is free when this call returns. If this call is cancelled, the files are still removed.
+        A reader that has one of the files open may find it shorter. If `is_full` returns True, the
+        space is free when this call returns. If this call is cancelled, the files are still
+        removed.
 
         Raises:
             OSError: a device failed.
@@ -139,7 +140,10 @@ class Removal:
                 self._leaving.append(_Leaving(path, file.size()))
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file, or remove it; skip a file that no longer exists."""
+        """Shorten the first file in the queue, or unlink it if little is left or with `whole`.
+
+        A file that no longer exists is skipped.
+        """
         if self._taken:
             # The caller of `take` was cancelled before the step that renames began.
             self._set_aside()

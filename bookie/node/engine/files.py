@@ -1,8 +1,9 @@
 """Journals and entry logs: their names, and how to create, read and write these files of blocks.
 
 Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) does
-not name the kind of its file. A file is created under a temporary name, synced with its header,
-renamed, and its directory is synced. So after a crash the file is either complete or absent.
+not name the kind of its file. A file is created under a temporary name, its header is synced, the
+file is renamed, and its directory is synced. So after a crash, a file with a final name has its
+header.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def file_name(kind: FileKind, number: int) -> str:
 
 
 def parse_file_name(name: str) -> tuple[FileKind, int] | None:
-    """Return kind and number from a file's name; None for a name of another form."""
+    """Return the kind and the number in a file's name; None for a name of another form."""
     for kind, suffix in _SUFFIX.items():
         stem = name.removesuffix(suffix)
         is_number = stem.isascii() and stem.isdigit() and len(stem) <= _DIGITS_MAX
@@ -64,12 +65,13 @@ def parse_file_name(name: str) -> tuple[FileKind, int] | None:
 def create_file(
     disk: Disk, directory: str, header: FileHeader, allocate_bytes: int, *, publish: bool = True
 ) -> File:
-    """Create the file that `header` describes in `directory`; the header is durable on return.
+    """Create the file that `header` describes in `directory`, and write the header.
 
-    With `publish` false the file keeps its temporary name until `publish_file`.
+    With `publish`, header and final name are durable on return. Otherwise the file keeps a
+    temporary name, and the caller must sync the file and call `publish_file`.
 
     Raises:
-        DiskFullError: there is no room; the file is removed.
+        DiskFullError: there is no room for the file, which is removed again.
         OSError: the device failed.
     """
     path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
@@ -103,7 +105,7 @@ def read_header(file: Readable) -> FileHeader:
     """Read the header of an open file.
 
     Raises:
-        FormatError: it is not a bookie's file, or a newer version wrote it.
+        FormatError: the header is damaged, or not a bookie's, or a newer version wrote the file.
     """
     return decode_file_header(file.pread(FILE_HEADER_SIZE_BYTES, 0))
 
@@ -125,7 +127,7 @@ class FileTable:
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
-        """Remove a file that will be unlinked; readers that hold it open may finish."""
+        """Remove a file from the table; readers that have the file open may finish."""
         # Do not close the file: a read thread may be using it. The last reference closes the file.
         with self._lock:
             self._paths.pop(number, None)
@@ -149,7 +151,7 @@ class FileTable:
         """Return the file `number`, and open it if it is not open.
 
         Raises:
-            FileNotFoundError: the file is gone; look up the entry again.
+            FileNotFoundError: the file was removed; look up the entry again.
         """
         file = self.opened(number)
         if file is not None:
@@ -174,7 +176,7 @@ class FileTable:
 
 @dataclass(slots=True)
 class BlockFile:
-    """A file that is being written, and the offset of its end. One thread at a time uses it."""
+    """A file that is being written, and the offset of its end; one thread at a time may use it."""
 
     file: File
     header: FileHeader

@@ -1,4 +1,4 @@
-"""Watches the devices: reports late answers, and ends the engine if an answer does not come.
+"""Watches the devices: reports slow operations, and ends the engine if an operation hangs.
 
 The watch never waits for a device. The watch checks the age of the oldest journal request, of the
 current file-removal step, and of the current index commit. The age of a commit starts at the end of
@@ -6,10 +6,10 @@ its transaction, when the index writes and syncs.
 
 A hanging device reports no error, while requests wait and memory fills up.
 
-If the whole process is paused (SIGSTOP, a virtual machine), the process takes no answers, but the
-clock runs on. The watch notices a pause because its next look at the devices is late. A late look
-never ends the engine: all the time since the previous look counts as one interval. Later looks
-notice a device that really hangs.
+If the whole process is paused (SIGSTOP, a virtual machine), the process receives no answers, but
+the clock continues. The watch detects a pause because its next look at the devices is late. A late
+look never ends the engine: all the time since the previous look counts as one interval. If a device
+really hangs, later looks find this.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """A slow file removal is reported for the ledgers device, even if the file is a journal."""
+        """The step of a file removal counts for the ledgers device, even if it frees a journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -95,7 +95,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Check once how long each device has not answered; this call never blocks."""
+        """Check the age of each device's pending operation; report or fail; never blocks."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now

@@ -1,16 +1,16 @@
-"""Replay at a start: read the journal from the mark on, and put its content into the index.
+"""Replays the journal at a start: reads it from the mark on, and puts its records into the index.
 
 Replay copies the records into a new entry log, in order, because the page cache may hold bytes that
 the device lacks. Replay syncs the log before the index points into the log. One index transaction
-then registers the log, the slots, the rows and the new mark. Until that transaction commits, each
-start begins with the old files again.
+then registers the log, the slots, the rows and the new mark. If the process crashes before this
+transaction commits, the next start replays the old files again.
 
 A long journal is committed in batches, to bound memory. After a crash between two batches, the mark
 is in the middle of the journal, as it is after a checkpoint.
 
 `Replay` also rebuilds a lost index. The rebuild reads every file from its start, the file with the
-oldest records first, and copies no entries. Batches of a rebuild set no mark, so the start after a
-crash rebuilds again.
+oldest records first, and copies no entries. The batches of a rebuild set no mark, so after a crash
+the next start rebuilds the index again.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class ReplayOutcome:
 
 
 class Replay:
-    """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
+    """Reads journal files into a `ReplayOutcome`; blocks, and runs once, before the engine works.
 
-    Each damaged region of durable data becomes one sentence in `corrupt`. Replay calls `advance`
-    with the number of bytes that it just read.
+    For each damaged region of durable data, a sentence is added to `corrupt`. After each read,
+    `advance` is called with the number of bytes that were read.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Replay:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
         After a `clean` stop, the last journal file ends with its last block. After any other stop,
-        the last journal file must have room for another block. Without that room, a later journal
-        file existed and is now missing.
+        the last journal file must have room for another block. A last file without room shows that
+        a later journal file existed and is now missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -138,7 +138,7 @@ class Replay:
         return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
-        """Detect a lost or exchanged journal file: each file names its predecessor."""
+        """Find lost or exchanged journal files: the LINK in each file names the file before it."""
         known = {header.number: header.nonce for header, _, _ in files}
         for header, file, path in files:
             link = link_of(file, header)
@@ -256,7 +256,7 @@ class Replay:
         *,
         room_after: bool,
     ) -> Iterator[BlockRun]:
-        """Yield the valid blocks of a file; skip damaged durable blocks, and add them to `corrupt`.
+        """Yield the valid blocks of a file; skip damaged durable blocks, and report the damage.
 
         `room_after` is True for the current journal file, which ends with reserved room.
         """
@@ -317,7 +317,7 @@ class Replay:
         return evaluate(evidence).verdict is Verdict.CORRUPT
 
     def _keep(self, group: BlockGroup) -> None:
-        """Write the group's records to the log and remember their new places."""
+        """Write the group's records to the log, and add their new places to the batch."""
         if not group.records:
             return
         parsed = group.parse()

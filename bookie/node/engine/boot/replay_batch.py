@@ -37,7 +37,7 @@ LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
 
 
 class ReplayBatch:
-    """Ledgers and entries, in the order in which the files hold them."""
+    """Ledger states, and the places of entries in the order in which the files hold the entries."""
 
     def __init__(self, load_rows: LoadRows, entries_max: int) -> None:
         self._load_rows = load_rows
@@ -53,7 +53,7 @@ class ReplayBatch:
         return self.entries >= self._entries_max or len(self.states) >= LEDGERS_MAX
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
-        """Add the records of a block's body; its entries' packets are at `offsets` in `file`."""
+        """Add the records of a block; `offsets` has the places of its packets in file `file`."""
         # A LINK record describes the file, not its data. `RecordArrays` already holds the entries.
         others = [
             record
@@ -78,13 +78,13 @@ class ReplayBatch:
         self.entries += len(offsets)
 
     def known_states(self) -> list[LocalLedger]:
-        """Return the state of each ledger in the batch, before its entries are applied."""
+        """Return the state of each ledger in the batch, without the changes by its entries."""
         if self._ledger_ids:
             self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
 
     def changes(self) -> list[LedgerChange]:
-        """Return the changes for the index, and apply the batch's entries to `states`."""
+        """Apply the batch's entries to `states`, and return the changes for the index."""
         tables = self._tables()
         return [
             LedgerChange(ledger_id, state.row(), tables.get(ledger_id, EMPTY_TABLE))

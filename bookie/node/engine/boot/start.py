@@ -9,8 +9,8 @@ This order makes a start safe:
 5. A new journal file is created.
 6. One transaction commits the results of all steps.
 
-After a crash before the commit of step 6, the next start does the same work again. Before a start,
-the caller locks the directories and checks the cookies.
+After a crash before the commit in step 6, the next start does the same work again. Before a start,
+the caller must lock the directories and check the cookies.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """The findings of a start, for the log."""
+    """The findings of a start, which the engine writes to the log."""
 
     clean: bool
     """True if the last process stopped in an orderly way."""
@@ -109,7 +109,7 @@ class Booted:
 
 
 class Boot:
-    """Runs one start of the engine. Blocking; runs in a worker thread."""
+    """Does one start of the engine; blocks, so it runs in a worker thread."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Boot:
         identity: Identity,
         advance: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """The start calls `advance` with the number of bytes that it just read from the files."""
+        """`advance` is called after each read of a file, with the number of bytes read."""
         self._env = environment
         self._settings = settings
         self._dirs = directories
@@ -135,7 +135,8 @@ class Boot:
         """Start the engine; a start that fails loses no data.
 
         Raises:
-            NewerFormatError: a newer version wrote one of the files.
+            FormatError: a newer version wrote a file (`NewerFormatError`), or a file has the name
+                of another file.
             CookieError: the index belongs to another bookie or cluster.
             ConfigurationError: the device is full.
             StorageFailedError: a disk failed.
@@ -260,9 +261,9 @@ class Boot:
     def _has_strange_files(self, index: Index) -> bool:
         """True if the index lacks the row of a log, or of a journal file that the mark covers.
 
-        A file without a row is uncommitted or holds only dead entries; the start removes it. But if
-        an index page points into a file without a row, the row was lost. So the start checks all
-        index pages before it removes a file.
+        A file without a row normally has no live entries, and the start removes the file. But if an
+        index page points into a file without a row, the row was lost. So with such a file, the
+        start checks all index pages before it removes files.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -277,7 +278,7 @@ class Boot:
                     self._env.disk.unlink(os.path.join(directory, name))
 
     def _open_index(self) -> tuple[Index, bool]:
-        """Open the index; return it, and True if it has to be rebuilt."""
+        """Open the index; return the index, and True if the index has to be rebuilt."""
         trusted = self._dirs.take_stopped()
         data = os.path.join(self._dirs.index, "data.mdb")
         if "data.mdb" in self._env.disk.names(self._dirs.index):
@@ -379,13 +380,13 @@ class Boot:
             return self._replay_from_mark(index, journals)
 
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
-        """Remove logs that a start or compaction left uncommitted, from disk and from `logs`."""
+        """Remove logs that have no row, because they were not committed, from disk and `logs`."""
         for number in [number for number in logs if number not in rows]:
             # No index page points into this file, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
-        """Replay the journal part that the index lacks; each committed batch moves the mark."""
+        """Replay the journal from the index's mark on; each committed batch moves the mark."""
         mark = index.mark()
         wanted = [
             (number, path)
@@ -422,7 +423,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Return the older journals to seal now; the index lacks them or lists them as open."""
+        """Return the older journals to seal now: those that the index lacks or lists as open."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -466,7 +467,7 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Cut the reserved room of sealed journals; after damage, keep the room as evidence."""
+        """Cut off the reserved room of sealed journals; after damage, keep it as evidence."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:
