@@ -103,7 +103,7 @@ class LocalLedger:
         return self.limbo or self.reclaimed
 
     def accepts_key(self, key: bytes) -> bool:
-        """True if `key` is the ledger's (compared in constant time), or the ledger has no key."""
+        """True if `key` is the ledger's key (compared in constant time), or the ledger has none."""
         if self.key_digest is None:
             return True
         if self._key is not None and hmac.compare_digest(self._key, key):
@@ -115,11 +115,11 @@ class LocalLedger:
 
     @property
     def key_tag(self) -> bytes:
-        """A tag of the key, which distinguishes ledgers with the same id; empty without a key."""
+        """A tag made from the key, to distinguish ledgers with the same id; empty without a key."""
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:
-        """True if entries with ids of `batch` may be stored, so that bytes must be compared."""
+        """True if entries with ids in `batch` may be stored here, so the bytes must be compared."""
         return batch.first_entry_id <= self.last_entry_id
 
     def adopt_key(self, key: bytes) -> None:
@@ -157,10 +157,10 @@ class LocalLedger:
 
 
 def highest_id(first_above: Callable[[int], int | None]) -> int:
-    """Find the highest existing id, or -1; `first_above` returns the lowest id above a number.
+    """Find the highest existing id, or -1, by bisection with at most 65 calls of `first_above`.
 
-    `first_above` is called at most 65 times. The first call asks for the lowest id, because damaged
-    keys may sort first or last.
+    `first_above` returns the lowest existing id above a number. The first call asks for the lowest
+    id of all, because damaged keys may sort first or last.
     """
     lowest = first_above(NO_ENTRY)
     if lowest is None:
@@ -201,7 +201,7 @@ class LedgerStates:
         self._indexed_max = indexed_max
 
     def get(self, ledger_id: int) -> LocalLedger | None:
-        """Return the state if it is in memory, or a new state if the id shows a new ledger."""
+        """Return the state if it is in memory; for an id above all known ids, a new state."""
         state = self._states.get(ledger_id)
         if state is not None:
             self._states.move_to_end(ledger_id)
@@ -271,10 +271,10 @@ ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
 
 
 class LimboCount:
-    """Counts the ledgers in limbo, from one listing of the index and all later changes.
+    """Counts the ledgers in limbo, from one listing of the index and all changes since its start.
 
-    One event loop uses it. If a ledger changes before the listing reaches it, the listing counts
-    the change when it reaches the ledger.
+    Only one event loop may use this object. A change of a ledger that the listing has not reached
+    yet is counted when the listing reaches the ledger.
     """
 
     def __init__(self) -> None:

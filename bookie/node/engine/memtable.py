@@ -29,7 +29,7 @@ PART_ENTRIES = 32 * 1024
 
 
 class Location(NamedTuple):
-    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` without a payload."""
+    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
 
     file: int
     offset: int
@@ -140,7 +140,7 @@ def _own(sizes: Ids | U32) -> U32:
 
 
 class Run:
-    """One accepted batch: its payload until the payload is written, then only the location."""
+    """One accepted batch: holds the payload until it is written, and then only its location."""
 
     __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
 
@@ -231,14 +231,14 @@ class LedgerRuns:
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """Record that the payload of `run` is at `offset` of `file`; call this in order of runs."""
+        """Record that the payload of `run` is at `offset` of `file`; runs must come in order."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
             self._fold()
 
     def refused(self, run: Run) -> None:
-        """Remove `run`, for which the journal had no room; no entry of it was acknowledged."""
+        """Remove `run`, for which the journal had no room; none of its entries was acknowledged."""
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 

@@ -54,7 +54,7 @@ class PageCache:
     """
 
     def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
-        """With `window_bytes` 0, the kernel alone decides about all pages."""
+        """With `window_bytes` 0, this object drops no pages; only the kernel drops pages."""
         self._env = environment
         self._files = files
         self._window_bytes = window_bytes
@@ -112,7 +112,7 @@ class PageCache:
             await self._env.workers.run(POOL, self._drop, paths)
 
     def _take_step(self, step: _Range) -> None:
-        """Add a step to the journal's window; while it is too large, drop its oldest step."""
+        """Add a step to the journal's window; drop old steps until the window is small enough."""
         self._written.append(step)
         self._written_bytes += step.end - step.begin
         while self._written_bytes > self._window_bytes:

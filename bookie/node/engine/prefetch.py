@@ -1,4 +1,4 @@
-"""Prefetches for readers of long ranges of a file.
+"""Decides which bytes of a file to prefetch for clients that read long ranges.
 
 A client reads a long range as a sequence of requests. The kernel reads only 128 KiB ahead, so each
 request would wait for a thread and the device. Therefore a request that continues an earlier
@@ -28,7 +28,7 @@ class Prefetcher:
         """Maps a file to the ends of its last request in a thread and of its prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
-        """True if a request within the prefetched range should prefetch more."""
+        """True if a request reaches the end of the prefetched bytes, so that more are needed."""
         sequence = self._sequences.get(number)
         if sequence is None or size < SEQUEL_BYTES_MIN:
             return False

@@ -1,10 +1,10 @@
 """Reads entries: looks up their places, fetches the bytes, and checks the ids in the packets.
 
 The look-up reads the memtables first, then the index. In the reverse order, a read could deny an
-entry that a checkpoint moves from memtable to index meanwhile. The event loop uses only cached
-pages of the index (`index/cached_pages.py`). If other index pages are needed, the whole read runs
-in a thread (`entry_fetch.py`). An entry that is stored but unreadable is an I/O error, never a
-missing entry. A packet that belongs to another entry is an I/O error, too.
+entry that a checkpoint moves from memtable to index between the two look-ups. The event loop uses
+only cached pages of the index (`index/cached_pages.py`). If other index pages are needed, a thread
+does the rest of the read (`entry_fetch.py`). An entry that is stored but unreadable is an I/O
+error, never a missing entry. A packet that belongs to another entry is an I/O error, too.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class UnreadableEntries:
 
 
 class EntryReader:
-    """Reads the memtables (oldest first), the index and the files, in the event loop."""
+    """Reads entries from the memtables, the index and the files; called in the event loop."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class EntryReader:
         """Read wanted entries of ``first … last`` in order, up to a limit or a missing entry.
 
         The memtables are read before the first await, in the caller's synchronous section. If the
-        first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`.
-        `bound` is at least the highest stored entry id.
+        first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`. No
+        stored entry has an id above `bound`.
         """
         if stripe.modulus == 0:
             # One id after the bound shows that no more entries exist.
@@ -190,7 +190,7 @@ class EntryReader:
         return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
 
     def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
-        """Return the packet of one entry as a result, if the ids in its header match."""
+        """Return the packet of one entry as a result; an error if its header has other ids."""
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, OTHER_BYTES)
         view = data if isinstance(data, bytes) else memoryview(data)
@@ -259,9 +259,10 @@ class EntryReader:
             self._pages.put(ledger_id, fetch.first_page, fetch.pages, stamp)
 
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
-        """Return which of `ids` (ascending, close together) are stored, and their packets.
+        """Return a flag for each of `ids`, True if the entry is stored; and the stored packets.
 
-        The packets of the stored ids are joined in order; None if a packet is unreadable.
+        The ids must ascend and be close together. The packets are joined in the order of ids; None
+        if a packet is unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -308,19 +309,19 @@ class EntryReader:
             cursor = following
 
     def forget(self, ledger_ids: Sequence[int]) -> None:
-        """Drop all cached facts about these ledgers: new ledgers may have the same ids."""
+        """Drop all cached facts about these ledgers, because new ledgers may have the same ids."""
         self._pages.forget(ledger_ids)
         self._sources.digests.forget(ledger_ids)
 
     def _window(self, ledger_id: int, first: int, span: int) -> Window:
-        """Return the ids' locations in the memtables; read these before the index."""
+        """Return a window with the locations in the memtables, which are read before the index."""
         window = Window(first, span)
         for memtable in self._memtables():
             memtable.overlay(ledger_id, window)
         return window
 
     def _location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Return the location of an entry's newest copy; None if only the index may know it."""
+        """Return the location of an entry's newest copy; None if the index must be read."""
         for memtable in reversed(self._memtables()):
             location = memtable.location(ledger_id, entry_id)
             if location is not None:
@@ -344,7 +345,7 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Return how many ids to examine to find `entries_max` wanted ids, up to a limit."""
+    """Return the number of ids among which `entries_max` wanted ids are found, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)

@@ -105,8 +105,8 @@ def runs(
     """Yield the valid blocks from `start` on, up to the first invalid block.
 
     `sequence_after` is the sequence number of the block before `start`; 0 if unknown. Sequence
-    numbers increase by one, so only one block can be the next one. After damage, callers continue
-    with `next_valid`.
+    numbers increase by one, so a block with another number than the next is invalid here. After an
+    invalid block, callers continue with `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -138,7 +138,7 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the size of the block at the start of `data`, or of a header if the block is invalid.
+    """Return the length of the block at the start of `data`; if it is invalid, of a header.
 
     Raises:
         FormatError: the header is intact but carries flags that this version does not know.
@@ -183,7 +183,7 @@ def left_by_no_crash(
 ) -> bool:
     """True if a crash cannot have left the bytes at `invalid_at`.
 
-    A crash leaves neither a misplaced block of this file nor a block that exceeds the file's end.
+    A crash never leaves a misplaced block of this file, or a block that exceeds the file's end.
     With `room_after`, the result is also True if the file has no room for another block.
     """
     found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
@@ -222,7 +222,7 @@ def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> Sc
 class BlockGroup:
     """The records of neighbouring blocks in order, without LINK records.
 
-    Blocks are grouped because handling a block with a single append costs as much as a large block.
+    Blocks are grouped because a block with a single append takes as much time as a large block.
     """
 
     body: memoryview
@@ -300,7 +300,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """Drop the offset of the LINK at `index`, whose block ends at `end`; None without a LINK."""
+    """Drop the offset of the LINK at `index`, whose block ends at `end`; None if it is no LINK."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
     # The next record may be in a later block; then the LINK fills its own block.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
@@ -317,7 +317,7 @@ def _changed(values: Ids, index: int, difference: int) -> Ids:
 def later_headers(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
-    """Yield valid block headers at block boundaries beyond `after`, skipping damage."""
+    """Yield the valid block headers at block boundaries after `after`, with their offsets."""
     size = file.size()
     step = header.alignment
     offset = after - after % step + step

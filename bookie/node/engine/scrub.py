@@ -72,7 +72,7 @@ class Finding:
     offset: int
     what: str
     end: int = 0
-    """The end of the damaged bytes, which entries may lie in; 0 if it is not about entries."""
+    """The end of the damaged bytes, in which entries may lie; 0 for a place without entries."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class Scrubber:
     # --- for operators -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a whole pass now, at a higher rate than usual."""
+        """Start a pass over all files now, at `NOW_BYTES_PER_SECOND` or more."""
         self._now = self._asked = True
         self._idle.end()
         self._rest.measure_again()
@@ -184,7 +184,7 @@ class Scrubber:
             await self._idle.wait(lambda: IDLE_SECONDS)
 
     async def scrub(self) -> None:
-        """Make one pass, which continues an interrupted pass unless `start` asked for a whole pass.
+        """Make one pass; continue an interrupted pass, except after a call of `start`.
 
         Raises:
             StorageFailedError: the index could not be written; the process must end.
@@ -352,7 +352,7 @@ class Scrubber:
     # --- findings ------------------------------------------------------------------------
 
     async def _take(self, step: _Step) -> None:
-        """Report the new damage of a step, count its bytes, and pause to limit the rate."""
+        """Count the bytes of a step, report its new damage, and pause to limit the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
         new = [item for item in step.findings if self._is_new(item)]
@@ -375,9 +375,9 @@ class Scrubber:
         return not is_known and self._is_there(finding.file)
 
     async def settle(self) -> None:
-        """Forget a finding in a file if the index points to no entry in its place any more.
+        """Forget the findings in files to whose places the index points no more.
 
-        Files with findings of a former process are read again first.
+        The ends of findings of a former process are unknown, so their files are read again first.
         """
         files = {number for number, _ in self.findings.keys() - self._spans.keys() if number}
         for number in sorted(files):
@@ -392,7 +392,7 @@ class Scrubber:
         await self._forget([key for key in gone if key in self.findings])
 
     async def ids_in_damage(self, ledger_id: int, ids: Ids) -> Ids:
-        """Return those of the stored `ids` whose entries lie in a damaged place.
+        """Return the ids in `ids` whose stored entries lie in a damaged place.
 
         Raises:
             CorruptionError: a page of the index is damaged.
@@ -423,7 +423,7 @@ class Scrubber:
     def _inside(
         self, spans: Sequence[Finding], start: bytes
     ) -> tuple[list[tuple[int, Ids]], bytes | None]:
-        """Return entries in damaged places on some pages, and the following page key."""
+        """Examine some pages; return their entries in damaged places, and the next page key."""
         pairs, hidden = some_of(self._index.store, "locations", start)
         following = behind(pairs, start)
         if hidden or (pairs and following is None):
@@ -439,7 +439,10 @@ class Scrubber:
         return found, following
 
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
-        """Return keys of findings to which the index points; a damaged page may point to all."""
+        """Return the keys of findings to whose places the index points.
+
+        A damaged index page may point anywhere, so then the result contains all findings.
+        """
         alive = {item.key for item in findings if not item.end}
         left = [item for item in findings if item.end]
         start: bytes | None = b""
@@ -452,7 +455,7 @@ class Scrubber:
     def _pointed_at(
         self, findings: Sequence[Finding], start: bytes
     ) -> tuple[set[tuple[int, int]], bytes | None]:
-        """Return keys of findings to whose places some pages point, and the following page key."""
+        """Examine some pages; return the findings to which they point, and the next page key."""
         pairs, hidden = some_of(self._index.store, "locations", start)
         pages, damaged = sound_slots(pairs)
         following = behind(pairs, start)
@@ -516,7 +519,7 @@ class _Uncached:
 
 
 def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArray[np.bool_]:
-    """Flags by finding and slot: True if the slot's bytes overlap the finding's bytes."""
+    """Return a flag for each finding and slot: True if the slot's bytes overlap the finding's."""
     begins = slots[:, 1].astype(np.int64)
     ends = begins + slots[:, 2]
     places = np.array([(one.file, one.offset, one.end) for one in findings], np.int64)
@@ -568,7 +571,7 @@ def _behind(
 
 
 def _is_blank(file: _Uncached, start: int, end: int) -> bool:
-    """True if the range holds only zeros, because no block ever used this reserved room."""
+    """True if the range holds only zeros, so it is reserved room that no block ever used."""
     while start < end:
         data = file.pread(min(STEP_BYTES, end - start), start)
         if not len(data):

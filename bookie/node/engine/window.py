@@ -69,9 +69,9 @@ class Window:
         self.sizes[start:stop] = sizes
 
     def fill(self, first_page: int, pages: list[bytes]) -> None:
-        """Fill the empty places of the window from these index pages.
+        """Fill the empty places of the window from index pages, the first with number `first_page`.
 
-        The list of pages may end before the window does.
+        The pages may cover only the first ids of the window.
         """
         slots = np.frombuffer(b"".join(pages), np.dtype("<u4")).reshape(-1, COLUMNS)
         start = self.first - first_page * SLOTS_PER_PAGE
@@ -88,7 +88,7 @@ class Window:
         return -len(self.memory)
 
     def wanted(self, modulus: int, first_residue: int, count: int) -> Ids:
-        """Return the ids of the window that belong to this stripe, ascending."""
+        """Return the ids of the window that belong to a stripe, ascending; see `Stripe`."""
         ids = np.arange(len(self.sizes), dtype=np.int64) + self.first
         if modulus == 0:
             return ids

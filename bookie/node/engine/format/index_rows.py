@@ -70,7 +70,7 @@ _FENCED, _LIMBO, _KEY_KNOWN, _DELETED, _RECLAIMED = 1, 2, 4, 8, 16
 
 
 class FileState(enum.IntEnum):
-    """The state of a file: an open file may still grow, a sealed one may not."""
+    """The state of a file: an open file may still grow, a sealed file may not."""
 
     OPEN = 0
     SEALED = 1
@@ -111,7 +111,7 @@ class LedgerIndexRow:
     """True if acknowledged entries were removed from this bookie. Older programs drop this flag."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """Return a copy of the row with other counts, faster than `dataclasses.replace`."""
+        """Return a copy of the row with other counts, and without `held_in`; fast."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -153,12 +153,15 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def ledger_keys_above(after: int) -> bytes:
-    """Return the lowest key above ledger `after`; for -1 it is empty, to include truncated keys."""
+    """Return the lowest possible key of a ledger above `after`.
+
+    For -1 the key is empty, so that a range from this key includes truncated keys.
+    """
     return b"" if after == NO_ENTRY else ledger_key(after + 1)
 
 
 def parse_ledger_key(key: bytes) -> int:
-    """Return the ledger id in the key of a ledger row; raise FormatError for another key."""
+    """Return the ledger id in the key of a ledger row; FormatError if it is not such a key."""
     ledger_id = _parse_key(_LEDGER_KEY, key)
     if ledger_id > MAX_ID:
         raise FormatError(f"a key of the index names the invalid ledger {ledger_id}")
@@ -176,7 +179,7 @@ def file_key(file_number: int) -> bytes:
 
 
 def parse_file_key(key: bytes) -> int:
-    """Return the file number in the key of a file row; raise FormatError for another key."""
+    """Return the file number in the key of a file row; FormatError if it is not such a key."""
     return _parse_key(_FILE_KEY, key)
 
 
@@ -215,7 +218,7 @@ def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
 
     Raises:
         ChecksumError: the row is damaged, or belongs to another ledger.
-        FormatError: a newer version wrote the row.
+        FormatError: a newer version wrote the row, or its length is wrong.
     """
     body = _checked(ledger_key(ledger_id), data, "ledger")
     if len(body) < _LEDGER.size:

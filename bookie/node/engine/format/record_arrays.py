@@ -119,8 +119,9 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
     """Return the offsets of the records of many blocks in `data`, block by block.
 
     Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. Each step handles one
-    record of every block: step 1 the first records, step 2 the second records, and so on. The
-    result is None if there are too few blocks, or if the records of a block do not fill the block.
+    record of every block: step 1 the first records, step 2 the second records, and so on. With too
+    few blocks this would be slow, and the result is None. The result is also None if the records of
+    a block do not fill the block.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:

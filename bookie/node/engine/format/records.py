@@ -10,17 +10,18 @@ type name           body
                     payload length u32, reserved u32, sizes u32[count],
                     steps i64[count-1] unless flag CONTIGUOUS (1) is set, payload.
                     Flag RECOVERY (2): a recovery add, which replaces stored entries
-2    LEDGER         ledger id, key length u16, key. In each file that has more of it
-3    FENCE          ledger id, key length u16, key. Suffices without a LEDGER record
+2    LEDGER         ledger id, key length u16, key. Each file that has records of a
+                    ledger with a known key has this record
+3    FENCE          ledger id, key length u16, key. Also records the key
 4    LAC            ledger id, packet length u16, explicit-LAC packet
 5    DELETED        ledger id, deletion time in ms since 1970 i64
 6    LINK           predecessor's file number u64, nonce 16 bytes, end offset u64.
-                    First record of a file's first block, if it has a predecessor.
-                    In an entry log: the newest file whose records it may hold, end 0
-7    LIMBO          ledger id. Entries may be missing here: the bookie gives no
-                    negative answers. The ledger is fenced
-8    UNLIMBO        ledger id. The ledger has been made whole again
-9    LIMBO_UNFENCED ledger id. As LIMBO, but the ledger is not fenced
+                    First record of a file's first block, if the file has a predecessor.
+                    An entry log names the newest file whose records it may hold, end 0
+7    LIMBO          ledger id. The ledger enters limbo: entries may be missing here,
+                    so the bookie gives no negative answers. The ledger is fenced
+8    UNLIMBO        ledger id. The ledger leaves limbo
+9    LIMBO_UNFENCED ledger id. As LIMBO, but this record does not fence the ledger
 ==== ============== ============================================================
 
 A record has no CRC of its own: the block's CRC covers all records. The payload CRC in an ENTRIES
@@ -114,7 +115,7 @@ class DeletedRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Names the file before this one, and the offset where that file ends."""
+    """Names the preceding file, and the offset where that file ends."""
 
     predecessor_number: int
     predecessor_nonce: bytes

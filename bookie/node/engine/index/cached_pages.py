@@ -1,10 +1,10 @@
 """Caches recently read index pages, so that the event loop need not read the index.
 
-Only the event loop uses the cache. A cached page equals the page in the index, provided that all
-newer changes are in a memtable. When an index transaction ends, the event loop drops the cached
-pages of the ledgers that the transaction changed. The event loop drops the cached pages before it
-drops the memtable or a file. A look-up that began before the transaction ended may have read old
-pages. The cache refuses old pages, because the stamp of their look-up is outdated.
+Only the event loop uses the cache. A cached page may lack changes only while these changes are in a
+memtable. So when an index transaction ends, the event loop drops the cached pages of the changed
+ledgers, before it drops the memtable or a file. A look-up that began before the end of the
+transaction may have read old pages. The cache refuses these pages, because the look-up has an old
+stamp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CachedPages:
         self._ledgers: OrderedDict[int, dict[int, bytes]] = OrderedDict()
         self._count = 0
         self.stamp = 0
-        """A counter that increases with every change of the index."""
+        """A counter that increases with every call of `forget`."""
 
     def __len__(self) -> int:
         return self._count

@@ -4,8 +4,8 @@
 the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
 pages. Therefore the value of the record is a CRC32C of its name (empty if an older version wrote
 it). Also, pages are removed only if the ledger's row, which has its own checksum, says that the
-ledger was deleted. One transaction writes the row and the record, and the row stays at least as
-long as the record.
+ledger was deleted. The row and the record are written in one transaction, and the row is never
+removed before the record.
 
 **Rows.** A row that says "deleted" makes the bookie refuse late adds, and keeps a replay from
 restoring the ledger. The row names the lowest and highest journal, and the lowest and highest log,
@@ -16,9 +16,9 @@ that may hold entries of the ledger. The row may be removed when
 - the ledger's highest journal has a lower number than a journal that the caller names. File numbers
   only increase, so they measure time without a wall clock.
 
-A log that repeats the DELETED record also counts as a file that may hold entries. Otherwise a
-rebuild would apply the deletion to a later ledger with the same id. A row of an older version names
-no files; the first look at the row adds the newest journal.
+A log that repeats the DELETED record also counts as a file that may hold entries. Otherwise, after
+the row is removed, a rebuild would apply the deletion to a later ledger with the same id. A row of
+an older version names no files; the first call of `forget` for the row adds the newest journal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _END = META_DELETING + b"\xff" * 9
 
 
 def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
-    """Record that this transaction or later ones must remove the pages of a ledger."""
+    """Record that the pages of a ledger must be removed, by this transaction or by later ones."""
     name = META_DELETING + ledger_key(ledger_id)
     txn.put("meta", name, crc32c(name).to_bytes(4, "little"))
 
@@ -104,8 +104,8 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
     """Return the row of a ledger, which may say that the ledger was deleted.
 
     Raises:
-        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. A new
-            state would deny stored entries, lose the fence and overwrite the ledger's pages.
+        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. The
+            caller must not treat such a ledger as new: this would lose its entries and its fence.
     """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
@@ -126,8 +126,8 @@ def delete_pages(
 ) -> tuple[list[int], bool]:
     """Remove some pages of deleted ledgers; return these ledgers, and True if pages are left.
 
-    The rows of these ledgers get the files to which the removed pages pointed. `files` contains the
-    rows of files, which show the kind of each file.
+    The files to which the removed pages pointed are added to the ledgers' rows. `files` contains
+    the row of each file, which shows the file's kind.
 
     Raises:
         CorruptionError: a name or a page is damaged, or a ledger was not deleted.
@@ -188,7 +188,10 @@ def _has_any(numbers: Sequence[int], span: tuple[int, int]) -> bool:
 
 
 def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> HeldIn:
-    """Return lowest and highest journal and log of `numbers`; files without a row are journals."""
+    """Return the lowest and highest journal, and the lowest and highest log, in `numbers`.
+
+    A file without a row counts as a journal.
+    """
     journals, logs = (0, 0), (0, 0)
     for number in numbers:
         row = files.get(number)
@@ -200,7 +203,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """Return the ranges of file numbers that cover both ranges; unknown if `known` is unknown."""
+    """Return the file ranges that cover `known` and `more`; `NOT_KNOWN` if `known` is that."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))
@@ -223,10 +226,12 @@ def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
 def find_due(
     txn: ReadTransaction, after: int, count_max: int, limits: Limits
 ) -> tuple[list[int], int]:
-    """Find ledgers whose rows are removable or name no files; also return the next `after`.
+    """Find deleted ledgers for `forget`: their rows are removable, or name no files.
 
-    A call looks at up to `count_max` rows of ledgers above `after`. The next `after` is `MAX_ID` if
-    no rows are left.
+    Examines up to `count_max` rows of ledgers above `after`.
+
+    Returns:
+        the ledgers, and the `after` of the next call: `MAX_ID` if no rows are left.
     """
     pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, count_max)
     found = []
@@ -242,9 +247,9 @@ def find_due(
 def forget(
     txn: WriteTransaction, ledger_ids: Iterable[int], limits: Limits, newest_journal: int
 ) -> int:
-    """Remove the removable rows among these ledgers; return how many were removed.
+    """Remove those rows of these ledgers that are removable; return the number of removed rows.
 
-    A row that names no files gets `newest_journal` as its file.
+    A row that names no files gets `newest_journal` as its file, and stays.
     """
     gone = 0
     for ledger_id in ledger_ids:

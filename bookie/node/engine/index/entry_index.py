@@ -152,7 +152,7 @@ class CheckpointChange:
 
 
 class Index:
-    """The four tables of the index; any thread may read, one at a time may call `commit`."""
+    """The four tables of the index; any thread may read, one thread at a time may write."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = self._store = CountedStore(store)
@@ -223,7 +223,7 @@ class Index:
     def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Find deleted ledgers above `after` with removable rows; see `find_due`."""
+        """Find deleted ledgers above `after` for a call of `forget_deleted`; see `find_due`."""
         with self._store.read() as txn:
             return find_due(txn, after, count_max, Limits.of(_files(txn), before_file))
 
@@ -253,7 +253,7 @@ class Index:
             return _files(txn)
 
     def pages(self, ledger_id: int, first_page: int, last_page: int) -> list[bytes]:
-        """Return the slots of each of these pages; see `look_up`.
+        """Return the slots of the pages from `first_page` to `last_page`; see `look_up`.
 
         Raises:
             ChecksumError: a page is damaged; the caller may not conclude that an entry is missing.
@@ -262,10 +262,11 @@ class Index:
             return look_up(txn, ledger_id, first_page, last_page)
 
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the index must have the entry, because its ledger has every id within its bounds.
+        """True if the ledger's row shows that the index must have the entry.
 
-        The caller did not find the entry, so True means that the entry's page was lost. The result
-        is always False for a ledger that is striped over more bookies than its write quorum.
+        The row shows this if it counts every id within its bounds. The caller did not find the
+        entry, so True means that the entry's page was lost. A ledger that is striped over more
+        bookies than its write quorum has gaps, so the result is False.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -281,8 +282,8 @@ class Index:
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[Ids, int]:
         """Return stored ids from `first` on, and the first id that was not examined.
 
-        At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
-        `last`.
+        A call reads at most `PAGES_PER_READ` pages. To get all ids, repeat the call with the
+        returned id as `first`, until the returned id is above `last`.
         """
         with self._store.read() as txn:
             first_page, last_page = first // SLOTS_PER_PAGE, last // SLOTS_PER_PAGE
@@ -307,7 +308,7 @@ class Index:
             return find_slots(txn, ledger_id, ids)
 
     def verify_pages(self) -> int:
-        """Check all pages and rows, and that each file in a page has a row; return the page count.
+        """Check all pages and rows, and the files to which pages point; return the page count.
 
         Raises:
             CorruptionError: the index is damaged and must be rebuilt.
@@ -328,8 +329,8 @@ class Index:
         Raises:
             DiskFullError: there is no room; the caller may try the change again.
             OSError: the store failed and its state on disk is unknown; the process must end.
-            CorruptionError: a page or row to change is damaged, or the mark would move back; the
-                transaction changed nothing.
+            CorruptionError: a page or row to change is damaged, or the mark would move back. The
+                index is unchanged.
         """
         with self._store.write() as txn:
             before = txn.get("meta", META_MARK)
@@ -385,11 +386,11 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log; update the slots that still point to the old places of its entries.
+        """Register a log, and point slots to it that still point to its entries' old places.
 
-        This is one durable transaction, which does not move the mark; raises like `commit`. Only
-        the last transaction of a log reports dead files, because until then the log itself may have
-        no live byte.
+        The change is one durable transaction, which does not move the mark. Only the last
+        transaction of a log reports dead files, because before it the log itself may have no live
+        byte. Raises like `commit`.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
@@ -423,24 +424,24 @@ class Index:
                 txn.put("meta", name, value)
 
     def _all_files(self, txn: ReadTransaction | None = None) -> dict[int, FileRow]:
-        """Return the rows of all files after the last commit; decode them once from `txn`."""
+        """Return the rows of all files after the last commit; the first call decodes them."""
         if self._files is None:
             self._files = {} if txn is None else _files(txn)
         return self._files
 
     def _files_changed(self, changed: dict[int, FileRow | None]) -> None:
-        """Update the cached file rows with a commit's rows; None means that a file is gone."""
+        """Update the cached file rows after a commit; None means that the row was removed."""
         rows = self._all_files() | changed
         self._files = {number: row for number, row in rows.items() if row is not None}
 
 
 class _Commit:
-    """A write transaction in progress; it updates live bytes and counts when slots change."""
+    """A write transaction in progress, which updates counts and live bytes when slots change."""
 
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
     ) -> None:
-        """`held` names the files that hold the change's new content."""
+        """`held` is the ranges of the files that may hold the entries of the change."""
         self._txn = txn
         self._held = held
         self._before = files

@@ -15,14 +15,13 @@ from bookie.node.engine.index.entry_index import INDEX_FORMAT_VERSION, META_FORM
 def make_index(
     environment: Environment, settings: StorageSettings, directories: Directories
 ) -> None:
-    """Create the empty index of a new bookie; durable when this returns. Blocking.
+    """Create the empty index of a new bookie; blocks, and the index is durable on return.
 
     The index is created before the cookie says READY. So a READY cookie without an index means that
-    the index was lost. If an interrupted attempt left a damaged index, the next attempt creates the
-    index anew.
+    the index was lost. If an interrupted call left a damaged index, the next call replaces it.
 
     Raises:
-        ConfigurationError: the device is full; a later start tries again.
+        ConfigurationError: the device is full; a later start may succeed.
         StorageFailedError: the device failed.
     """
     try:
@@ -49,9 +48,10 @@ def open_index(
     *,
     trusted: bool = False,
 ) -> Index:
-    """Open the index, or create an empty one; the name of its file is durable on return.
+    """Open the index, or create an empty index; the name of its file is durable on return.
 
-    A `trusted` index was closed in an orderly stop, so its pages are not checked.
+    With `trusted`, the caller knows that the index was closed in an orderly stop, and the pages of
+    the index are not checked.
 
     Raises:
         CorruptionError: the files in the index directory are not an index.

@@ -1,8 +1,9 @@
 """Reads the index: looks up pages, lists all pages, and reads ``meta`` values by prefix.
 
 The store finds a key by comparisons, so a flipped bit in a key can hide a page. A search for the
-original key ends beside the hidden page. The hidden page fails its checksum, which covers the
-original key. So a page counts as missing only if the keys beside its place are intact.
+original key ends beside the hidden page. The checksum of a page covers its original key, so the
+hidden page fails a check with its present key. So a page counts as missing only if the pages beside
+its place are intact.
 """
 
 from __future__ import annotations
@@ -89,10 +90,11 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
 def some_of(
     store: KeyValueStore, table: str, start: bytes
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Return the next pairs of a table from the key `start` on, and the keys that a look-up misses.
+    """Read some pairs of a table in sequence, from the key `start` on.
 
-    The pairs are read in sequence. A look-up can miss a key because of a damaged key, in a leaf or
-    above.
+    Returns:
+        the pairs, and those of their keys that a look-up by key does not find. A look-up can miss a
+        key because of a damaged key in a leaf page or a branch page.
     """
     with store.read() as txn:
         pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
@@ -100,17 +102,17 @@ def some_of(
 
 
 def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
-    """Return the key from which `some_of` continues; None at the end, or at a damaged key."""
+    """Return the `start` for the next call of `some_of`; None at the end, or at a damaged key."""
     following = pairs[-1][0] + b"\0" if pairs else b""
     return following if following > start else None
 
 
 def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
-    """Check all pages: their CRCs, ledgers and files; return the number of pages.
+    """Check the CRC, the ledger and the files of each page; return the number of pages.
 
     Raises:
-        CorruptionError: a page is damaged, or its ledger has no row, or an entry is in a file
-            outside `files`.
+        CorruptionError: a page is damaged, its ledger has no row, or it points to a file that is
+            not in `files`.
     """
     pages, start = 0, b""
     while pairs := pages_from(store, start):
@@ -157,7 +159,10 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
 
 
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Return names (without the prefix) and values of ``meta`` names that begin with `prefix`."""
+    """Return the ``meta`` values whose names begin with `prefix`, as pairs of name and value.
+
+    The returned names lack the prefix.
+    """
     with store.read() as txn:
         pairs = txn.range("meta", prefix, prefix + b"\xff" * 16, 2**31)
     return [(name[len(prefix) :], value) for name, value in pairs]

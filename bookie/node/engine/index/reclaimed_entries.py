@@ -1,9 +1,9 @@
 """Removes the entries of a ledger from the index; the ledger keeps its row, key and fence.
 
 A deletion of a ledger is final: its journal record makes the bookie refuse every later add, even
-after a replay. Reclaimed copies may have to be stored again. So a removal writes nothing into the
-journal and keeps the row; only slots are removed. Later adds are handled as in any other ledger.
-The fence stays, because a fenced writer may still send entries.
+after a replay. But reclaimed copies may have to be stored again. So their removal writes nothing
+into the journal and keeps the row; only slots are removed. Later adds are handled as in any other
+ledger. The fence stays, because a fenced writer may still send entries.
 
 **Removed entries stay removed.** A replay begins at the mark. The caller ensures that all entries
 of the ledger lie before the mark. A compaction moves only entries to which a slot points. A rebuild
@@ -43,7 +43,7 @@ class RemovedEntries:
 
 
 def remove_entries(txn: WriteTransaction, slots: SlotWriter, ledger_id: int) -> RemovedEntries:
-    """Remove up to `PAGES_DELETED_MAX` pages of a ledger, and subtract them from its row.
+    """Remove up to `PAGES_DELETED_MAX` pages of a ledger, and update the counts in its row.
 
     Raises:
         CorruptionError: the row or a page is damaged.

@@ -42,7 +42,7 @@ class Relocation:
     """Ledgers for which the log has a DELETED record."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """Split the relocation into parts of about `entries_max` entries; at least one part."""
+        """Split the relocation into parts of about `entries_max` entries, at least one part."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:
@@ -108,7 +108,10 @@ def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | N
 def move_slots(
     txn: WriteTransaction, entries: MovedEntries, number: int
 ) -> tuple[npt.NDArray[np.bool_], int]:
-    """Point slots to file `number`; return which entries moved, and how many pages were written.
+    """Point the slots of `entries` to file `number`, if they still point to the old places.
+
+    Returns:
+        a flag for each entry, True if its slot was changed; and the number of written pages.
 
     Raises:
         ChecksumError: a page is damaged; no page was written.

@@ -1,8 +1,8 @@
 """Writes the slots of many ledgers into the index at once.
 
 A checkpoint of ten thousand ledgers has few entries of each ledger, so the work per ledger
-dominates. This module turns the tables of hundreds of ledgers into one array of pages. Only
-fetching and storing is done page by page.
+dominates. This module turns the tables of hundreds of ledgers into one array of pages. Only the
+reads and writes of the store work page by page.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SlotWriter:
     def put(
         self, ledger_ids: Ids, last_entry_ids: Ids, tables: Sequence[LocationTable]
     ) -> tuple[Ids, Ids]:
-        """Write the table of each ledger; return how many entries and bytes each ledger gained.
+        """Write the table of each ledger; return each ledger's gain in entries and in bytes.
 
         The ledger ids must ascend. `last_entry_ids` has each ledger's last id in the index: no page
         exists above the page of this id.

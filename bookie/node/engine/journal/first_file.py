@@ -20,7 +20,7 @@ def create_first_journal(
 ) -> tuple[File, int]:
     """Create a journal file; return the file and its size, which is small on a full device.
 
-    A bookie that cannot write can still serve reads, so it must start.
+    The smaller sizes let a bookie start on a full device, because it can still serve reads.
 
     Raises:
         ConfigurationError: the device has no room even for the smallest journal file.
@@ -44,7 +44,7 @@ def create_first_journal(
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
     """Unlink unused files of starts that failed at their commit; remove them from `journals`.
 
-    Otherwise repeated failed starts would fill the device. The oldest unused file stays: if the
+    Without this, repeated failed starts would fill the device. The oldest unused file stays. If the
     file before it was cut, the unused file proves that the journal continued.
     """
     if mark is None:
@@ -55,7 +55,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 
 def _is_unused(disk: Disk, path: str) -> bool:
-    """True if the file has room after its header, and the room holds only zeros."""
+    """True if the file has bytes after its header, and all of them are zeros."""
     with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:

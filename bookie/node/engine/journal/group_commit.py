@@ -11,14 +11,14 @@ kind       synced            complete when
 =========  ================  =================================================================
 APPEND     yes               the records are durable
 APPEND     no                the records are written (readable, not durable)
-FORCE      any               everything submitted before it is durable
-BARRIER    any               as FORCE; it ends its block, and `mark` is that end
-MARKER     any               as FORCE; an empty block that says so is durable as well
-ROLL       any               as FORCE; what comes after it goes into a new file, if there is room
+FORCE      any               all requests submitted before it are durable
+BARRIER    any               as FORCE; it is the last of its block, whose end is its `mark`
+MARKER     any               as FORCE; an empty block, written after the sync, is also durable
+ROLL       any               as FORCE; later requests go into a new file, if there is room
 =========  ================  =================================================================
 
-Only an fdatasync of the file advances `durable_upto`. After a failed write or sync there is no
-retry: the thread ends, the engine stops answering, and the process exits.
+Only an fdatasync of the file advances `durable_upto`. A failed write or sync is not repeated: the
+thread ends, the engine stops answering, and the process exits.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BlockFigures:
     """The total time of the syncs; None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Update the metrics; the report of the block took `handback_seconds` to the event loop."""
+        """Update the metrics; `handback_seconds` passed before the event loop got the report."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -153,10 +153,10 @@ class _OpenJournal(BlockFile):
 
 
 class JournalWriter:
-    """Does the work of the journal thread. Not thread-safe: one thread calls it.
+    """Does the work of the journal thread; not thread-safe, so only that thread calls `handle`.
 
     `next_number` returns a new file number. `release_reserve` frees the space that is reserved for
-    a full device. The journal thread may call `next_number` and `release_reserve`.
+    a full device. The journal thread calls both functions.
     """
 
     current: _OpenJournal
@@ -184,10 +184,10 @@ class JournalWriter:
     def start(
         self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
     ) -> Mark:
-        """Start with a journal file that boot has published; return the mark at the file's start.
+        """Begin with a new journal file that has its final name; return the mark at its start.
 
         `size_bytes` of the file are allocated; the file grows up to the size of a journal file. The
-        first block will hold `link`, which names the preceding journal file.
+        first block will contain `link`, which names the preceding journal file.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
@@ -222,9 +222,9 @@ class JournalWriter:
     def close(self, *, in_order: bool = False) -> None:
         """Close the file and free its unused room; the worker must have ended.
 
-        The file is cut right after its last block only after an orderly stop (`in_order`), which
-        the index records. After any other stop, a file that ends there would mean that another file
-        follows (see `_roll`).
+        With `in_order`, the file is cut right after its last block, because the index records the
+        orderly stop. Otherwise some room stays after the last block. Without this room, a start
+        would conclude that another file follows (see `_roll`).
         """
         if self._is_open:
             journal = self.current
@@ -275,7 +275,7 @@ class JournalWriter:
         )
 
     def _carry_out(self, requests: list[JournalRequest]) -> None:
-        """Handle barriers and rolls, once the block is durable."""
+        """Complete the barriers and rolls in `requests`, whose block is durable."""
         journal = self.current
         for request in requests:
             if request.kind is RequestKind.BARRIER:
@@ -323,7 +323,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """Extend the file or begin a new one; return requests that fit, and fail the others."""
+        """Extend the file or begin a new file; return requests that fit, and refuse the others."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -361,10 +361,10 @@ class JournalWriter:
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
-        """Return the room for a block with `size` bytes of records and an idle marker after it.
+        """Return the room for a block with `size` bytes of records, and for two small blocks.
 
-        The marker must always fit, and one more block must fit after the marker. From the room for
-        one more block, a later start knows that this file is the last.
+        The first small block is an idle marker, which must always fit. The room for the second one
+        stays empty, and shows a later start that this file is the last.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
@@ -373,8 +373,8 @@ class JournalWriter:
         """Allocate more space for the file, or begin a new file if this file has its full size.
 
         The file grows in steps, because other files cannot use allocated space. The new size is
-        durable before a block uses the new space. So a file that ends inside a block, or right
-        after its last block, was not cut by a crash.
+        durable before a block uses the new space. So no crash can leave a file that ends inside a
+        block, or right after its last block.
 
         Raises:
             DiskFullError: there is no room; the file is unchanged.
@@ -415,7 +415,7 @@ class JournalWriter:
     def _first_allocation(self, needed: int) -> int:
         """Return the first size of a new file, with room for `needed` bytes of blocks.
 
-        A block that is too large for a normal file gets a file of its own.
+        A block that is too large for a normal file gets a larger file, which holds only this block.
         """
         settings = self._settings
         step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
@@ -455,7 +455,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, and two flags: a request needs a sync; all are appends."""
+    """Return the bytes of all records, if any request needs a sync, and if all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes

@@ -1,4 +1,4 @@
-"""Keeps the requests that the journal thread has not completed, in order, for one event loop."""
+"""Keeps the requests that the journal thread has not completed yet, in order of submission."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JournalQueue:
         return self.pending[0].submitted_at if self.pending else None
 
     def submit(self, request: JournalRequest) -> None:
-        """Hand `request` to the journal thread, after everything submitted earlier."""
+        """Hand `request` to the journal thread, after all requests submitted earlier."""
         if self._failure is not None:
             request.error = self._failure
             request.complete(request)

@@ -1,21 +1,21 @@
 """Compaction moves the live entries of mostly dead files to a new log, and removes the files.
 
-A round of compaction considers all sealed files below the mark. A round takes files in this order,
-the emptiest first:
+A round of compaction considers all sealed files below the mark, lowest live share first. A round
+takes a file for one of these reasons:
 
-- always files with a live share below the minor threshold;
-- files below the major threshold, while all files together are below it;
-- journal files while they exceed their budget (`journal_bytes_max`);
-- small files, once there are many: each start after a crash leaves a small file.
+- its live share is below the minor threshold;
+- its live share and the live share of all files together are below the major threshold;
+- it is a journal file, and all journal files exceed their budget (`journal_bytes_max`);
+- it is small, and there are many small files: each start after a crash leaves a small file.
 
 The round reads these files once (`live_scan`) and writes their live entries, sorted by ledger and
 id, into a new log (`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead
 files are removed. A crash at any moment is harmless. Until the index commits, the old files are
-used; the next start removes a log that the index does not know.
+used; the next start removes a log that has no row in the index.
 
 A file with an unreadable part is reported; later rounds skip the file. A round works in small steps
-at a bounded rate. The pause after a step is at least as long as the step, up to
-`PAUSE_SECONDS_MAX`.
+at a bounded rate. The pause after a step is at least as long as the step, or `PAUSE_SECONDS_MAX` if
+the step was longer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EngineCalls:
     failing: Callable[[], AbstractContextManager[None]]
     """Returns a context manager that handles errors for the engine."""
     is_full: Callable[[], bool]
-    """True if a device has no room for new entries."""
+    """Returns True if new entries are refused, on a full device or for another reason."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
     """Reports to the page cache the file, offset and size of bytes that were read or written."""
@@ -364,7 +364,7 @@ class Compactor:
     # --- the work ------------------------------------------------------------------------
 
     async def _empty(self, number: int, collected: _Collected, report: RoundReport) -> None:
-        """Collect the live entries of the file; write a log whenever enough are collected."""
+        """Collect the live entries of the file; write a log whenever enough are in memory."""
         path = self._files.path(number)
         if path is None:
             return
@@ -398,7 +398,7 @@ class Compactor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | None:
-        """Call `function` to read a file; if the file is unreadable, keep it and return None."""
+        """Call `function` to read a file; for an unreadable file, return None and skip it later."""
         try:
             return await self._env.workers.run(POOL, function, *args, **kwargs)
         except (OSError, FormatError, CorruptionError) as error:
@@ -427,7 +427,7 @@ class Compactor:
         await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, scanned: LiveScan) -> CompactionLog:
-        """Write the log; if the device is full, make room with pending removals and the reserve."""
+        """Write the log; on a full device, free removed files and the reserve, then try again."""
         try:
             return await self._write(scanned)
         except DiskFullError:
@@ -459,8 +459,9 @@ class Compactor:
     ) -> list[tuple[int, LedgerIndexRow]]:
         """Return the rows of these ledgers that the new log must hold.
 
-        Old deletions that matter only for the `emptied` files are omitted. Otherwise a rebuild
-        would apply an old deletion to a later ledger with the same id.
+        A row with an old deletion is omitted if no file except the `emptied` files may hold entries
+        of the ledger. Otherwise a rebuild would apply an old deletion to a later ledger with the
+        same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -470,7 +471,10 @@ class Compactor:
         return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
-        """Pause after a step at least as long as the step took, and long enough for the rate."""
+        """Pause after a step: long enough for the rate, and as long as the step.
+
+        The second pause is at most `PAUSE_SECONDS_MAX`; the longer pause applies.
+        """
         now = self._env.clock.monotonic()
         begin = max(self._not_before, began)
 
@@ -483,7 +487,7 @@ class Compactor:
     # --- damaged files ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
-        """Record as damaged the files that were read to the end and still have live bytes."""
+        """Keep files as damaged that were read to their end, but still have live bytes."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):

@@ -2,11 +2,11 @@
 
 The log is an entry log like the one that a start writes. The log's first record is a LINK to the
 newest file from which the log took entries. A rebuild reads the log right after the file in the
-LINK. Journals with lower numbers than the log may hold newer copies of the log's entries. The log
+LINK, because journals with lower numbers than the log may hold newer copies of its entries. The log
 also holds the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its final name once all of its content is durable. A start removes a log that the index
-does not know.
+A log gets its final name once all of its content is durable. A start removes a log that has no row
+in the index.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LiveScan:
 
 
 class CompactionLog:
-    """Writes one log: `steps` does the work; `relocation` is the resulting change of the index."""
+    """Writes one log: `steps` does the work, then `relocation` is the change for the index."""
 
     def __init__(
         self, environment: Environment, directory: str, number: int, alignment: int
@@ -97,9 +97,10 @@ class CompactionLog:
         return Relocation(number, path, self._size_bytes, self._moved, self._deleted)
 
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
-        """Write, sync and publish the log; yield the number of bytes after each step. Blocking.
+        """Write, sync and publish the log; yield the number of written bytes after each step.
 
-        If the generator is closed early or fails, it removes the file.
+        Each step blocks. If the generator is closed before the log is published, or fails, it
+        removes the file.
 
         Raises:
             DiskFullError: there is no room for the log.
@@ -178,7 +179,7 @@ class CompactionLog:
 def sorted_batches(
     live: Iterable[LiveEntries],
 ) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """Yield batches of one record each, by ledger and id, with their old files and offsets.
+    """Yield a batch for each record, sorted by ledger and id, with its old files and offsets.
 
     The id ranges of the items in `live` may overlap, but no id is in two items.
     """
@@ -220,7 +221,10 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 
 def order_of(disk: Disk, number: int, path: str) -> int:
-    """Return the newest file whose entries this file holds: the file in its LINK, or itself."""
+    """Return the number of the newest file whose entries this file holds.
+
+    For an entry log, this is the file in its LINK; otherwise the file itself.
+    """
     with closing(disk.open(path)) as file:
         try:
             header = read_header(file)

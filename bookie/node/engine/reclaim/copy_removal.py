@@ -1,8 +1,8 @@
 """Removes all entries of a ledger, step by step, between checkpoints; the ledger stays known.
 
-Every step is one index transaction (`index/reclaimed_entries.py`). Before each step, the caller
-decides synchronously if the step is allowed. So a caller with a lease can check the lease in the
-same turn of the event loop. A transaction that has begun is not stopped any more. Therefore a
+Every step is one index transaction (`index/reclaimed_entries.py`). Right before each step, in the
+same turn of the event loop, a function of the caller decides if the step is allowed. So a caller
+with a lease can check the lease there. A transaction that has begun cannot be stopped. Therefore a
 concurrent listing of the ledger's entries waits for the end of the transaction.
 
 After a crash between two steps, some of the entries are removed.
@@ -50,8 +50,8 @@ class CopyRemoval:
     async def run(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
         """Remove the entries of a ledger; each step is durable when it ends.
 
-        Recovery adds may store entries again at any time. A ledger that was deleted here loses no
-        entries in this call.
+        Recovery adds may store entries again at any time. If the ledger was deleted here, this
+        method removes no entries.
 
         Args:
             ledger_id: the id of the ledger.

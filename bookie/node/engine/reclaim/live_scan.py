@@ -4,8 +4,8 @@ An entry in the file is alive if its slot in the index points to exactly this pl
 blocks with a wrong CRC. The index still points to the entries in such blocks, so a read of one of
 these entries is an I/O error.
 
-Requests share the processor and the interpreter with the scan. So the scan reads a large block 1
-MiB at a time, and examines a few records at a time.
+Requests share the processor and the interpreter with the scan. So the scan works in short steps: it
+reads a large block 1 MiB at a time, and examines a few records at a time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Found:
 
 
 def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
-    """Read the file in small steps; the last item says that the whole file was read.
+    """Read the file in small steps; yield the findings of each step; each step blocks shortly.
 
-    Blocking; each step is short.
+    The last item has `is_last` set, if the file was read to its end.
 
     Raises:
         OSError: the file cannot be read.
@@ -109,7 +109,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
 
 
 def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
-    """Yield all valid blocks and skip damage; also yield the number of bytes of each step."""
+    """Yield all valid blocks, and skip damage; after each read, yield the number of bytes read."""
     ahead = _Ahead(file)
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
@@ -143,14 +143,17 @@ class _Ahead:
         return self._data[start : start + size]
 
     def fetch_block(self, header: FileHeader, offset: int) -> Iterator[int]:
-        """Fetch the block at `offset`, if one begins there; yields as `fetch` does."""
+        """Fetch the block at `offset`, if a block begins there; yields like `fetch`."""
         yield from self.fetch(BLOCK_HEADER_SIZE_BYTES, offset)
         found = parse_block_header(self.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
         if found is not None:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Fetch these bytes, up to the end of the file; yield the number of bytes of each step."""
+        """Fetch `size` bytes at `offset`, at most to the end of the file, in steps.
+
+        After each step, yield the number of bytes read.
+        """
         end = self._at + len(self._data)
         if self._at <= offset and offset + size <= end:
             return
