@@ -1,8 +1,8 @@
-"""One bookie: its answers to adds, reads, fences and LAC requests.
+"""Answers the adds, reads, fences and LAC requests that one bookie gets.
 
-All code here runs in one event loop. The bookie decides about each add in one synchronous section.
-If the ledger's state must be loaded first, or stored bytes must be compared, the bookie starts a
-task for the add. Cancelling a caller never cancels a write.
+All code here runs in one event loop. The bookie accepts or refuses each add in one synchronous
+section. If the ledger's state must be loaded first, or stored bytes must be compared, the bookie
+starts a task for the add. The cancellation of a caller never cancels its write.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Bookie:
         self._closing = True
 
     async def info(self) -> Info:
-        """Return the bookie's ids, version, free space, ledger count and read-only state."""
+        """Return the bookie's ids, version, free space, ledger count, read-only state and time."""
         usage = self._usage()
         return Info(
             bookie_id=self.bookie_id,
@@ -371,7 +371,7 @@ class Bookie:
         return state, None
 
     async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LocalLedger | None, Reply | None]:
-        """Fence the ledger durably; return its state, and a refusal if the fence failed."""
+        """Fence the ledger durably; return the ledger's state, and a refusal if that failed."""
         state, refusal = await self._authorized(ledger_id, key, key_needed=True)
         if state is None or refusal is not None:
             return None, refusal
@@ -474,7 +474,7 @@ class LacWatcher:
         self._ledger_ids: set[int] = set()
 
     def subscribe(self, ledger_id: int) -> None:
-        """Watch the ledger; the callback gets its state soon. Raises like `Bookie.add_watch`."""
+        """Watch a ledger; the callback first gets its present state; raises like `add_watch`."""
         if ledger_id not in self._ledger_ids:
             self._bookie.add_watch(ledger_id, self._callback)
             self._ledger_ids.add(ledger_id)

@@ -48,7 +48,7 @@ class DeletionExpiry:
         self._following = NO_ENTRY
 
     async def load(self) -> None:
-        """Load the current period; without a valid record, the next `find_due` begins one."""
+        """Load the current period; without a valid record, the next `find_due` begins a period."""
         note = (await self._values.read()).get(_NAME)
         if note is not None and len(note) == _PERIOD.size:
             self._since, self._before_file = _PERIOD.unpack(note)

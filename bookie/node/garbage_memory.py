@@ -14,8 +14,8 @@ which consecutive complete collector rounds observed the absence. Jumps of the w
 without complete rounds, do not count. If the record of an absent ledger is lost, its grace period
 starts again.
 
-A record of an absence has 16 bytes, little endian: its start in observed seconds (a double), and by
-the wall clock (milliseconds since 1970).
+A record of an absence has 16 bytes, little endian: the start of the absence in observed seconds (a
+double), and its start by the wall clock (milliseconds since 1970).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ limbo. Later, the fence that the integrity check writes refuses this writer.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. In BookKeeper, only open
 ledgers enter limbo, and they are fenced. So in BookKeeper a reader of a closed ledger may get a
-wrong denial, and writers end without need.
+wrong denial, and writers are fenced without need.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WAITERS_MAX = 1000
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
-    """Put every ledger that names, or may name, this bookie in limbo, durably; returns how many.
+    """Put each ledger that names, or may name, this bookie in limbo; return their number.
 
-    The engine also durably records that all these ledgers are in limbo. So a later start lists the
-    ledgers again only after new damage. If no ledger names this bookie, the bookie is no longer in
-    doubt.
+    Limbo is durable when this returns. The engine also durably records that all these ledgers are
+    in limbo. So a later start lists the ledgers again only after new damage. If no ledger names
+    this bookie, the bookie is no longer in doubt.
 
     Raises:
         MetadataError: the listing failed, so the bookie must not serve.
@@ -82,5 +82,5 @@ async def _durable(waiters: list[Waiter]) -> None:
 
 
 def names(metadata: LedgerMetadata, bookie_id: str) -> bool:
-    """True if the bookie must store, or had to store, any entry of the ledger."""
+    """True if any fragment of the ledger names the bookie in its ensemble."""
     return any(bookie_id in fragment.bookies for fragment in metadata.fragments)

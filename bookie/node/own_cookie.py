@@ -1,4 +1,4 @@
-"""The cookie of a running bookie, with state number and incarnation, in all three copies.
+"""Keeps the three copies of a running bookie's cookie, with its state number and incarnation.
 
 If an operator restores older directories, the bookie lacks entries that it acknowledged later. The
 **state number** detects a restored copy. The number increases in the directories and in the

@@ -5,14 +5,14 @@ marks. The auditor marks a ledger if
 
 - a fragment whose entries no longer change names a bookie that is lost or leaving, or has a vacant
   slot;
-- a registered bookie lacks entries that it should store by the metadata.
+- a registered bookie lacks entries that it must store according to the metadata.
 
 The auditor also recovers open ledgers whose writer is gone (`OpenLedgers`).
 
 A *survey* checks all ledgers. The auditor makes a survey when it begins, when a bookie is lost or
-leaves, and when a bookie comes back or has another incarnation. While bookies are lost or leaving,
-it also makes surveys periodically. A survey reads how many entries each copy has, and lists the
-entries of a copy that has too few.
+leaves, when a bookie comes back or has another incarnation, and when a cookie is added or deleted.
+While bookies are lost or leaving, the auditor also makes surveys periodically. A survey reads how
+many entries each copy has, and lists the entries of a copy that has too few.
 
 An *audit* is a survey that lists every entry of every copy. An audit may take hours, so it runs
 concurrently with other surveys, at a long interval. If a bookie does not answer, the audit is

@@ -2,7 +2,7 @@
 
 ==========================  ====================================================================
 ``DIR/ca.pem``              the CA's certificate, which every bookie and client trusts
-``DIR/ca-key.pem``          the CA's key: whoever has it can make itself a bookie
+``DIR/ca-key.pem``          the CA's key: its owner can make certificates of bookies
 ``DIR/NAME.pem``            the certificate of a bookie or client
 ``DIR/NAME-key.pem``        its key
 ==========================  ====================================================================

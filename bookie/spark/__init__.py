@@ -4,18 +4,18 @@
 
     spark.read.format("bookkeeper").option("metadata", "etcd://…").option("log", "orders").load()
 
-Spark calls the source and the sink in several processes beside the driver's script: planners, the
-runner of a stream, and workers. An import of the package starts nothing. Each process makes one
-client (`bookie.sync.shared_client`) when it first needs the client.
+Spark calls the source and the sink not only in the process of the driver's script, but also in
+planners, in the runner of a stream, and in workers. An import of the package starts no thread and
+no client. Each process makes one client (`bookie.sync.shared_client`) when it first needs it.
 
-| module | what it holds |
+| module | content |
 |---|---|
 | `source` | the source with the name ``bookkeeper`` |
-| `options` | options as Spark gives them, checked |
+| `options` | checks of the options that Spark passes |
 | `connecting` | the client of this process |
 | `source_options`, `selection`, `places` | the options of a read: its logs, its begin and end |
 | `columns` | the columns of a read; records → Arrow |
-| `splits`, `stream_offsets` | parts of a read for tasks; offsets in one form |
+| `splits`, `stream_offsets` | the parts of a read for tasks; the offsets of a stream |
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
 | `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |
@@ -23,8 +23,8 @@ client (`bookie.sync.shared_client`) when it first needs the client.
 | `tables` | tables about the cluster |
 | `jobs`, `session` | jobs, and the sessions of the command line |
 | `executors` | checks before a job starts |
-| `package` | this package as a zip |
-| `requirements` | the libraries of Spark that an import checks |
+| `package` | this package as a zip file |
+| `requirements` | the check of the libraries that the Spark integration needs |
 """
 
 from bookie.spark.requirements import require_spark

@@ -1,12 +1,12 @@
-"""The connection of one store to ZooKeeper: made, monitored, and restored after interruptions.
+"""Makes and monitors the connection of one store to ZooKeeper, and restores it if it is lost.
 
-ZooKeeper forgets a watch when the connection ends, even within one session. So after each
-connection, the link is usable only once it has set the watch on the scope again. The store's
-watches are told that changes may have been missed.
+ZooKeeper forgets a watch when the connection ends, even within one session. So a new connection
+becomes usable only after the link has set the watch on the scope again. The link then tells the
+store's watches that they may have missed changes.
 
-`SessionMonitor` decides if the session is alive. The monitor's probe is a sync request, which only
-the leader can answer, because the leader decides about sessions. A read is no probe: a follower
-that has lost its leader still answers reads.
+`SessionMonitor` decides if the session is alive. The monitor sends a sync request, which only the
+leader of the ensemble can answer. The leader is the server that ends sessions. The answer to a read
+would prove nothing, because a follower that has lost its leader still answers reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records as nodes of ZooKeeper's tree, and transactions as operations on nodes.
+"""Maps records to nodes of ZooKeeper's tree, and transactions to operations on nodes.
 
 A record is a node with the record's value as its data. The node's path is the scope's path followed
 by the record's key, as other tools expect. In ZooKeeper, each node needs an existing parent node.

@@ -63,7 +63,7 @@ class Admission:
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Return the reason to refuse an add, or None; this does not check the bytes of the add."""
+        """Return the reason to refuse an add, or None; the bytes of its entries are not checked."""
         # Check the key first: fence and deletion belong to the ledger with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED

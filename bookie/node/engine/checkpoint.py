@@ -1,8 +1,8 @@
-"""A checkpoint moves everything that was accepted since the last one from memory into the index.
+"""A checkpoint moves all changes since the last checkpoint from memory into the index.
 
-These are the steps in order; in a running engine only a checkpoint moves the mark:
+In a running engine, only checkpoints move the mark. A checkpoint has these steps:
 
-1. One synchronous section swaps the memtable, and queues a barrier in the journal behind all
+1. One synchronous section swaps the memtable, and queues a barrier in the journal after all
    accepted requests.
 2. The journal syncs the barrier's block; the mark is the end of that block.
 3. After the sync, the checkpoint copies the rows of changed ledgers from memory. A row that is
@@ -105,7 +105,7 @@ class Checkpointer:
         )
 
     def dirty_states(self) -> list[LocalLedger]:
-        """Return the changed ledger states that the index lacks, newest last."""
+        """Return the states of ledgers with changes that the index lacks; newest changes last."""
         # Copy the reference: compaction calls this in a thread, and a checkpoint may end meanwhile.
         immutable = self._immutable
         older = immutable.dirty if immutable is not None else {}
@@ -118,7 +118,7 @@ class Checkpointer:
 
     @property
     def has_changes(self) -> bool:
-        """True if a checkpoint would change anything."""
+        """True if a checkpoint would change the index, or would remove a file."""
         return bool(self._dirty) or self._immutable is not None or self.more_to_do
 
     @property
@@ -141,7 +141,7 @@ class Checkpointer:
         self._sealed.append(file)
 
     async def run(self) -> None:
-        """Make one checkpoint; concurrent callers wait for each other.
+        """Make one checkpoint; concurrent calls run one after the other.
 
         After a cancelled run, the next run continues with the same memtable.
 

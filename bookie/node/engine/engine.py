@@ -321,7 +321,7 @@ class Engine:
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     async def read_last(self, state: LocalLedger) -> ReadResult | None:
-        """Return the stored entry with the highest id, or its read error; None if there is none.
+        """Return the stored entry with the highest id, or its read error; None without entries.
 
         The state's `last_entry_id` may be higher than the id of the last stored entry. The journal
         may have refused an add, or a crash may have lost entries that an index row counted.
@@ -409,11 +409,11 @@ class Engine:
         await self.scrubber.run()
 
     def compact(self, *, force: bool = False) -> None:
-        """Start a round of compaction soon; with `force`, it takes every file with garbage."""
+        """Start a compaction round soon; with `force`, the round takes every file with garbage."""
         self.compactor.wake(force=force)
 
     def suspend_compaction(self, *, suspended: bool) -> None:
-        """Stop compaction rounds if `suspended`; otherwise allow them, and start one soon."""
+        """Stop compaction rounds if `suspended`; otherwise allow rounds, and start a round soon."""
         self.compactor.suspended = suspended
         if not suspended:
             self.compactor.wake()
@@ -457,7 +457,7 @@ class Engine:
         )
 
     async def watch_devices(self) -> None:
-        """Watch for a device that does not answer, until cancelled.
+        """Watch the devices until cancelled; end the engine if a device does not answer.
 
         This task runs beside `housekeep`, whose checkpoints wait for the watched devices.
 
@@ -548,7 +548,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turn an error of index or journal into read-only mode, or end the engine."""
+        """On a full device, refuse new entries; on another error of the block, end the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -661,7 +661,7 @@ async def open_engine(
     directories: Directories,
     identity: Identity,
 ) -> AsyncIterator[Engine]:
-    """Start an engine, let it serve, and stop it in order at the end of the ``with`` block.
+    """Start an engine for the ``with`` block; stop it in an orderly way at the block's end.
 
     Raises:
         StorageFailedError: (alone or in a group) a disk failed; the process must exit with code 74.

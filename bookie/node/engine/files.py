@@ -1,7 +1,7 @@
-"""Journals and entry logs: their names, and how to create, read and write these files of blocks.
+"""Names, creates, reads and writes journals and entry logs, which are files of blocks.
 
 Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) does
-not name the kind of its file. A file is created under a temporary name, its header is synced, the
+not show the kind of its file. A file is created under a temporary name, its header is synced, the
 file is renamed, and its directory is synced. So after a crash, a file with a final name has its
 header.
 """

@@ -1,4 +1,4 @@
-"""Ledger states in memory, loaded from the index at first use; the count of ledgers in limbo.
+"""Keeps ledger states in memory, loaded from the index at first use; counts ledgers in limbo.
 
 A state is loaded before the synchronous section that decides about a request, so the section reads
 only memory. Concurrent requests for one ledger share one look-up. A state is evicted only if it is

@@ -63,7 +63,7 @@ class LocationTable:
         """Cut the table into pieces of about `PART_ENTRIES` locations; an empty table has no piece.
 
         A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
-        checkpoint, and the time that one array operation blocks the event loop.
+        checkpoint, and the time for which one array operation blocks other threads.
         """
         start = 0
         while start < len(self.ids):

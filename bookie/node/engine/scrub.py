@@ -2,15 +2,16 @@
 
 One pass reads the files, in the order of their numbers, and the index. In files, the pass checks
 the checksums of blocks and of request payloads, and the ids in packets. In the index, the pass
-checks the checksums of pages, and that slots point inside their files. A pass bypasses the page
-cache where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
+checks the checksums of pages and ledger rows, and that slots point inside their files. A pass
+bypasses the page cache if the file system allows this. A pass reads at a bounded rate, in steps of
+a worker thread.
 
 Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
-integrity check finds that no metadata asks this bookie for an entry in a damaged place. A later
-pass removes the record if it finds the place sound or the file gone. `Scrubber.settle` removes the
-record if the index points to no entry in the damaged place any more. So damage ends when its
-entries are copied back from other bookies, or when a compaction removes the file. The scrubber does
-not verify the digests of entries; clients and the integrity check do.
+integrity check finds that this bookie, by the metadata, need not store any entry in a damaged
+place. A later pass removes the record of the damage if the place is sound or the file is gone.
+`Scrubber.settle` removes the record if the index no longer points into the damaged place. So damage
+ends when its entries are copied back from other bookies, or when a compaction removes the file. The
+scrubber does not verify the digests of entries; clients and the integrity check verify them.
 """
 
 from __future__ import annotations
@@ -408,7 +409,7 @@ class Scrubber:
         """Yield the ids of the stored entries that lie in damaged places, by ledger and page.
 
         Raises:
-            CorruptionError: not all such entries can be told, because the index is damaged or
+            CorruptionError: not all such entries can be found, because the index is damaged, or
                 `settle` has not read a file again.
         """
         spans = [self._spans[key] for key in self.findings if key in self._spans]

@@ -334,7 +334,7 @@ class Replay:
     def _keep_states(self) -> None:
         """Write the states of the log's ledgers into the log, because a rebuild needs these states.
 
-        The key of a ledger may be recorded only before the mark, in a file that will soon be
+        The only record of a ledger's key may lie before the mark, in a file that will soon be
         removed.
         """
         if not self._log.holds_anything:

@@ -139,7 +139,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """The index has everything before `offset` of this file; the mark never moves back."""
+    """The index has all records before `offset` of this journal file; the mark never moves back."""
 
     file_number: int
     offset: int

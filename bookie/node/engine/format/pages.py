@@ -6,7 +6,7 @@ of a ledger are adjacent and in id order.
 The value is {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the
 key, so that a page under another page's key fails the check. Slot ``entry id & 63`` is {file number
 u32, offset u32, size u32}; the offset is the place of the entry's packet in the file. Size 0 marks
-an entry that is not stored on this bookie. The slots after the last used one are not written. A
+an entry that is not stored on this bookie. The slots after the last used slot are not written. A
 page without a used slot is not written.
 
 With 64 slots in a page, LMDB needs 16 to 17 bytes for each entry.

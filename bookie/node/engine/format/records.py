@@ -99,7 +99,7 @@ class FenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class LacRecord:
-    """Records that a writer published its LAC."""
+    """Records an explicit LAC that a writer sent."""
 
     ledger_id: int
     packet: bytes

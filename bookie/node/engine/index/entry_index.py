@@ -360,7 +360,7 @@ class Index:
     def clear(self) -> None:
         """Empty all tables for a rebuild; raises like `commit`.
 
-        The transaction removes the format first, which makes the index invalid.
+        The first of several transactions removes the format, which makes the index invalid.
         """
         self._files = None
         with self._store.write() as txn:
