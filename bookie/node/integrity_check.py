@@ -192,7 +192,7 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now; a running check continues without pauses, then another starts."""
+        """Start a check now; a running check stops pausing between ledgers, then another starts."""
         self._asked = True
         self._interval.end()
         self._pace.end()
@@ -320,7 +320,9 @@ class IntegrityCheck:
         return bool(self._lacking)
 
     async def check(self) -> CheckReport:
-        """Check every ledger once, without pauses, and list all entries; return the report.
+        """Check every ledger once, list all its entries, and return the report.
+
+        The check does not pause between ledgers.
 
         Raises:
             MetadataError, RequestError: the ledgers could not be listed, or the store belongs to

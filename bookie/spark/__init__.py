@@ -15,7 +15,7 @@ no client. Each process makes one client (`bookie.sync.shared_client`) when it f
 | `connecting` | the client of this process |
 | `source_options`, `selection`, `places` | the options of a read: its logs, its begin and end |
 | `columns` | the columns of a read; records → Arrow |
-| `splits`, `stream_offsets` | the parts of a read for tasks; the offsets of a stream |
+| `splits`, `stream_offsets` | the parts of a read for tasks; the textual form of offsets |
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
 | `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |

@@ -238,7 +238,7 @@ class LedgerRuns:
             self._fold()
 
     def refused(self, run: Run) -> None:
-        """Remove `run`, for which the journal had no room; none of its entries was acknowledged."""
+        """Remove `run`, which the journal refused; none of its entries was acknowledged."""
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 

@@ -147,7 +147,7 @@ class Scrubber:
     # --- for operators -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a pass over all files now, at `NOW_BYTES_PER_SECOND` or more."""
+        """Start a pass over all data now, at a rate of at least `NOW_BYTES_PER_SECOND`."""
         self._now = self._asked = True
         self._idle.end()
         self._rest.measure_again()

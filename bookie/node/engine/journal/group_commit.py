@@ -95,7 +95,10 @@ class JournalRequest:
     mark: Mark | None = None
     """The end of the block that a BARRIER ends; None for other kinds."""
     error: BookieError | None = None
-    """The reason if the request was refused; then none of its records was written."""
+    """The reason if the request was refused, or if the engine failed.
+
+    No record of a refused request was written. After a failure of the engine, this is unknown.
+    """
 
 
 @dataclass(slots=True, eq=False)
