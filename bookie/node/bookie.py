@@ -474,7 +474,7 @@ class LacWatcher:
         self._ledger_ids: set[int] = set()
 
     def subscribe(self, ledger_id: int) -> None:
-        """Watch a ledger; the callback first gets its present state; raises like `add_watch`."""
+        """Watch a ledger; the callback first gets the present state; raises like `add_watch`."""
         if ledger_id not in self._ledger_ids:
             self._bookie.add_watch(ledger_id, self._callback)
             self._ledger_ids.add(ledger_id)

@@ -320,9 +320,7 @@ class IntegrityCheck:
         return bool(self._lacking)
 
     async def check(self) -> CheckReport:
-        """Check every ledger once, list all its entries, and return the report.
-
-        The check does not pause between ledgers.
+        """Check every ledger once, with all entries and without pauses between ledgers.
 
         Raises:
             MetadataError, RequestError: the ledgers could not be listed, or the store belongs to
@@ -488,9 +486,7 @@ class IntegrityCheck:
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Check a ledger, and count it in the report; return True if it must be checked again.
-
-        A ledger that must be checked again is not counted yet.
+        """Check and count a ledger; for a ledger to check again, return True and do not count it.
 
         Args:
             metadata: the metadata of the ledger, which names this bookie.

@@ -205,7 +205,7 @@ class CopyComparison:
         on_ledger: Callable[[LedgerMetadata], Awaitable[None]] = _nothing,
         on_lacking: Callable[[LedgerMetadata, set[str]], Awaitable[None]] = _nothing,
     ) -> None:
-        """The callbacks get ledgers: `on_ledger` every ledger, `on_lacking` those lacking entries.
+        """`on_ledger` is called for every ledger, `on_lacking` for a ledger with missing entries.
 
         `on_lacking` also gets the bookies that lack entries.
         """

@@ -211,8 +211,8 @@ class Replicator:
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
         """Repair all copies of one ledger under its lock; return the outcomes of its bookies.
 
-        If the last fragment of an open ledger names a lost or leaving bookie, or a vacant slot, the
-        outcome for it is ``open``, because only the ledger's writer can replace it.
+        The last fragment of an open ledger may name a lost or leaving bookie, or a vacant slot. Its
+        outcome is ``open``, because only the ledger's writer can replace it.
 
         Raises:
             BadRequestError: repair is disabled, or another worker repairs the ledger.

@@ -10,7 +10,7 @@ from bookie.config import SecuritySettings
 def server_context(settings: SecuritySettings) -> ssl.SSLContext:
     """Make the context of a bookie's HTTP server.
 
-    A client need not show a certificate, but the CA must have signed a certificate that it shows.
+    A client need not show a certificate; a certificate that it shows must be signed by the CA.
     Probes have no certificate, so the handler of a request decides if it needs a certificate. The
     server issues no session tickets, so a client shows its certificate on each connection.
 

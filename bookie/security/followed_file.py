@@ -57,7 +57,7 @@ class FollowedFile(Generic[_T]):
         """The parsed content; each change replaces the object."""
 
     def refresh(self) -> bool:
-        """Load the file if it changed, checked at most once a second; True if new content is used.
+        """Load a changed file, checked at most once a second; return True if new content is used.
 
         If the file's content cannot be used, the error is logged once, and the file is read again
         when it changes. If the file cannot be read, each check tries again. Any thread may call

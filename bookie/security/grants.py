@@ -128,5 +128,5 @@ def everywhere(grants: Iterable[Grant]) -> int:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True if `name` equals `pattern`, or begins with the text before the ``*`` that ends it."""
+    """True if `name` equals `pattern`; if `pattern` ends in ``*``, a prefix of `name` suffices."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

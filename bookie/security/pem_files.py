@@ -99,12 +99,12 @@ class PemFiles:
         return self._settings
 
     def refresh(self) -> bool:
-        """Load the files if any changed, checked at most once a second; True if now in use.
+        """Load changed files, checked at most once a second; return True if new content is used.
 
         If the content cannot be used, the error is logged once, and the files are loaded again when
-        a file changes. Each check loads the files again in two other cases: if a file cannot be
-        read, because a repair of its directory does not change the file; and if peers would refuse
-        the certificate, because it may become valid later.
+        a file changes. If a file cannot be read, each check tries again, because a repair of its
+        directory does not change the file. If peers would refuse the certificate, each check tries
+        again, because the certificate may become valid later.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < LOOK_SECONDS:

@@ -144,7 +144,7 @@ class Permissions:
         """Ledger id → the rights that do not depend on its log, and all rights for any log."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """Return if the principal has `right` for the ledger; None if its log must be known."""
+        """Return whether `right` is given for the ledger; None if its unknown log decides this."""
         if self._current() is not self._grants:
             self._renew()
         if self._everywhere & right:

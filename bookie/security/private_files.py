@@ -16,7 +16,8 @@ def replace_file(path: Path, content: bytes, mode: int) -> None:
 
     Args:
         path: the path of the file.
-        content: the new content, which is synced before it replaces the former content.
+        content: the new content, which is synced before it replaces the former content. After a
+            crash of the machine, the file may have the former content again.
         mode: the permissions of the file; the former permissions are ignored.
 
     Raises:

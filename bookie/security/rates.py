@@ -11,8 +11,9 @@ to its buckets, so the level of a bucket may become negative. Thus a message may
 full bucket. The error for a refused request contains the time until its buckets are no longer
 empty.
 
-Requests of recovery, of repair and of admins are not limited. A ledger that cannot be recovered or
-copied is in danger, and an operator must be able to act on a busy bookie.
+Requests of a recovery are not limited. If the bookie requires roles, requests of repair and of
+admins are not limited either; without roles, a bookie cannot recognize such requests. A ledger that
+cannot be recovered or copied is in danger, and an operator must be able to act on a busy bookie.
 
 Callers pass the present time, and no function of this module waits.
 """
@@ -256,7 +257,7 @@ class Rates:
             accounts.charge(name, traffic, size, 1, now)
 
     def charge(self, identity: str, ledger_id: int, traffic: Traffic, size: int) -> None:
-        """Charge bytes of an admitted request whose number became known while it was served."""
+        """Charge bytes whose number became known only while an admitted request was served."""
         now = self._monotonic()
         for _, accounts, name in self._accounts_of(identity, self._namespace_of(ledger_id, now)):
             accounts.charge(name, traffic, size, 0, now)
@@ -270,7 +271,11 @@ class Rates:
         return found
 
     def _namespace_of(self, ledger_id: int, now: float) -> str:
-        """Return the namespace of a ledger; empty if it has none, if it is unknown, or no limit."""
+        """Return the namespace of a ledger.
+
+        The result is empty if the ledger has no namespace, if its log is unknown, or if namespaces
+        have no limits.
+        """
         if not self._namespaces.limits.is_set:
             return ""
         log = self._logs.known(ledger_id)

@@ -39,7 +39,7 @@ class TokenFile:
         )
 
     def refresh(self) -> bool:
-        """Load the token if its file changed, checked at most once a second; True if now in use."""
+        """Load a changed token, checked at most once a second; return True if it is used now."""
         return self._file.refresh()
 
     def authorization(self) -> str:

@@ -172,7 +172,7 @@ class TokenKeys:
         return self._file.value
 
     def refresh(self) -> bool:
-        """Load the keys if their file changed, checked at most once a second; True if now in use.
+        """Load changed keys, checked at most once a second; return True if new keys are used now.
 
         If the content cannot be used, the former keys stay, and the error is logged once.
         """

@@ -95,7 +95,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Check the age of each device's pending operation; report or fail; never blocks."""
+        """Check once, without blocking, how long each device has not answered; report delays."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now

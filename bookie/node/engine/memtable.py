@@ -29,7 +29,7 @@ PART_ENTRIES = 32 * 1024
 
 
 class Location(NamedTuple):
-    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
+    """An entry's place: `size` bytes at `offset` of `payload`; of `file` if `payload` is None."""
 
     file: int
     offset: int

@@ -105,7 +105,7 @@ def runs(
     """Yield the valid blocks from `start` on, up to the first invalid block.
 
     `sequence_after` is the sequence number of the block before `start`; 0 if unknown. Sequence
-    numbers increase by one, so a block with another number than the next is invalid here. After an
+    numbers increase by one, so a block with any other number than the next one is invalid. After an
     invalid block, callers continue with `next_valid`.
     """
     size = file.size()
@@ -138,7 +138,7 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the length of the block at the start of `data`; if it is invalid, of a header.
+    """Return the length of the block at the start of `data`; for an invalid block, of its header.
 
     Raises:
         FormatError: the header is intact but carries flags that this version does not know.

@@ -376,7 +376,7 @@ class Scrubber:
         return not is_known and self._is_there(finding.file)
 
     async def settle(self) -> None:
-        """Forget the findings in files to whose places the index points no more.
+        """Forget the findings in files if the index no longer points to their places.
 
         The ends of findings of a former process are unknown, so their files are read again first.
         """

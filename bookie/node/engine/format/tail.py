@@ -18,7 +18,7 @@ only after the sync that it proves:
 A valid block after X proves nothing by itself, because the disk may write two unsynced blocks in
 any order.
 
-A crash **can never leave** one of two states: a misplaced block at X, or a file cut before its
+Two states **cannot come from a crash**: a misplaced block at X, or a file that was cut before its
 reserved end. Both states show that the device lost or misplaced a write, so all content of the
 device is in doubt.
 """

@@ -203,7 +203,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """Return the file ranges that cover `known` and `more`; `NOT_KNOWN` if `known` is that."""
+    """Return the file ranges that cover `known` and `more`; an unknown `known` stays unknown."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))

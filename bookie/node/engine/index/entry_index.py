@@ -386,7 +386,7 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log, and point slots to it that still point to its entries' old places.
+        """Register a log; point its entries' slots to it, if they still point to the old places.
 
         The change is one durable transaction, which does not move the mark. Only the last
         transaction of a log reports dead files, because before it the log itself may have no live
@@ -441,7 +441,7 @@ class _Commit:
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
     ) -> None:
-        """`held` is the ranges of the files that may hold the entries of the change."""
+        """`held` has the numbers of the files that may hold the entries of the change."""
         self._txn = txn
         self._held = held
         self._before = files

@@ -458,7 +458,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, if any request needs a sync, and if all are appends."""
+    """Return the bytes of all records, whether a sync is needed, and whether all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes

@@ -55,7 +55,7 @@ class Found:
 
 
 def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
-    """Read the file in small steps; yield the findings of each step; each step blocks shortly.
+    """Read the file in small steps, each of which blocks; yield the findings of each step.
 
     The last item has `is_last` set, if the file was read to its end.
 
