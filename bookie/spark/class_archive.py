@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import pyspark
 
 QUIET = "-Xlog:cds*=error"
 """The option that suppresses Java's warnings about an unusable archive."""
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""The permissions that let other users change a file."""
 
 
 def archive_path() -> Path:
@@ -38,16 +42,17 @@ def archive_path() -> Path:
 def reading_options() -> list[str]:
     """Return Java's options to read the archive; [] if it cannot be used.
 
-    The archive cannot be used if it is missing, if another user owns it, or if its path contains a
-    space.
+    The archive cannot be used if it is missing, if another user owns the file or its directory or
+    may write there, or if its path contains a space.
     """
     path = archive_path()
     try:
-        found = path.stat()
+        found = [path.stat(), path.parent.stat()]
     except OSError:
         return []
+    is_safe = all(one.st_uid == os.getuid() and not one.st_mode & OTHERS_WRITE for one in found)
     # A path with a space would need quotes, which Spark's scripts treat in their own way.
-    if found.st_uid != os.getuid() or any(letter.isspace() for letter in str(path)):
+    if not is_safe or any(letter.isspace() for letter in str(path)):
         return []
     return [f"-XX:SharedArchiveFile={path}", QUIET]
 

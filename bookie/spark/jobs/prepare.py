@@ -46,7 +46,8 @@ def prepare(metadata: str, scratch: Path) -> Path:
     path = archive_path()
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)  # others could replace the archive, and Java runs its classes
         beside.touch(mode=0o600)
         beside.unlink()
     except OSError as error:
@@ -67,12 +68,13 @@ def prepare(metadata: str, scratch: Path) -> Path:
 
 
 def _sync(written: Path) -> None:
-    """Make the archive durable by fsync, before it gets its final name."""
+    """Make the archive private, and durable by fsync, before it gets its final name."""
     try:
         descriptor = os.open(written, os.O_RDONLY)
     except FileNotFoundError:
         raise CannotStartError("Java has not written the archive of its classes") from None
     try:
+        os.fchmod(descriptor, 0o600)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -23,8 +23,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _made() -> Path:
     path = archive_path()
-    path.parent.mkdir(parents=True)
-    path.touch()
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.touch(mode=0o600)
     return path
 
 
@@ -55,6 +55,17 @@ def test_another_users_file_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     _made()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     assert reading_options() == []
+
+
+def test_what_others_may_write_is_not_run() -> None:
+    """The file itself, or the directory in which they could replace it."""
+    path = _made()
+    for place, others in ((path, 0o620), (path.parent, 0o702)):
+        mode = place.stat().st_mode
+        place.chmod(others)
+        assert reading_options() == []
+        place.chmod(mode)
+        assert reading_options()
 
 
 def test_a_path_with_a_space_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,8 +192,8 @@ class Compactor:
         """
         while True:
             await self._interval.wait(lambda: self._settings.compaction_interval_seconds)
-            force, self._forced = self._forced, False
             if not self.suspended:
+                force, self._forced = self._forced, False
                 await self.round(force=force)
 
     async def round(self, *, force: bool = False) -> RoundReport:
