@@ -21,11 +21,14 @@ from bookie.security.grants import Grant, Grants, GrantScope
 from bookie.security.permissions import LedgerLogs, Permissions
 from bookie.security.rights import Role
 from bookie.telemetry import Metrics
-from bookie.wire.commands import LacState, LedgerRow, Reply
+from bookie.wire.codec import encode_streamed_read
+from bookie.wire.commands import LacState, LedgerRow, ReadCommand, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
+from bookie.wire.grpc.server.read_budget import ReadBudget
+from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.service import BookieService
-from bookie.wire.grpc.server.visits import Reception
+from bookie.wire.grpc.server.visits import Reception, Visit
 from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import (
     WatchChange,
@@ -178,3 +181,53 @@ async def test_a_listing_ends_when_the_role_is_taken_away(
     await service.handlers().service(details).unary_stream(request_.SerializeToString(), call)
     statuses = [parse(page)[0].status for page in call.pages]
     assert statuses == [Status.OK, Status.NOT_PERMITTED]
+
+
+class Reads(Stream):
+    """A call whose answers are only counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    async def write(self, message: bytes) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(
+    ("role", "log", "turns"),
+    [
+        pytest.param(Role.READER, "", 5, id="forbidden: all but the first message"),
+        pytest.param(Role.RECOVERER, "", 0, id="permitted"),
+        pytest.param(Role.RECOVERER, "shop/*", 2, id="permitted after a look-up: the messages"),
+        pytest.param(Role.RECOVERER, "other/*", 5, id="forbidden after a look-up"),
+    ],
+)
+async def test_fencing_reads_skip_turns_once_they_are_permitted(
+    role: Role, log: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may not fence would else read and be answered before all others."""
+    taken: list[int] = []
+
+    def try_turn(_: Visit, units: int) -> bool:
+        taken.append(units)
+        return True
+
+    monkeypatch.setattr(Visit, "try_turn", try_turn)
+    store, call, metrics = Store(), Reads(), Metrics()
+    who = caller(store, Grant("p", role, GrantScope(log=log)))
+    visit = Reception(NodeSettings(), RpcSettings(), metrics).enter("ipv4:10.0.0.1:1", who)
+    budget = ReadBudget(1 << 20, 1 << 20, metrics)
+    stream = ReadStreamHandler(FakeNode(), ErrorMapper(metrics), budget, None, who, visit=visit)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stream.serve(call))
+        for number in range(3):
+            read = ReadCommand(3, number, number, 1, 1000, True)
+            call.requests.put_nowait(encode_streamed_read(1 + number, read))
+        await until(lambda: call.count == 3 or len(taken) == 2)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        store.open.set()
+        await until(lambda: call.count == 3)
+        assert len(taken) == turns
+        call.requests.put_nowait(aio.EOF)

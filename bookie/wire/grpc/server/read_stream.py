@@ -93,8 +93,8 @@ class ReadStreamHandler(StreamHandler):
             request_id, timeout_ms, command = parse_streamed_read(data)
             if timeout_ms > 1000 * self._visit.seconds_max:
                 timeout_ms = 0  # the bookie gives up before the client does
-            self._is_urgent = command.fence
             must_learn = self._must_learn(command)
+            self._is_urgent = command.fence and not must_learn
             if self._meter is not None:
                 self._meter.read(command)
             charge = self._budget.reserve(command, self._visit)
@@ -137,6 +137,7 @@ class ReadStreamHandler(StreamHandler):
                 await self._caller.require(RPC, _right(command), command.ledger_id)
                 if command.fence:
                     self._caller.did("fencing read", command.ledger_id)
+                    self._is_urgent = True
             return await self._node.read(command)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             return refused_read(self._errors.reply(RPC, error))

@@ -19,6 +19,7 @@ from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
+from bookie.env.turns import UNITS_PER_HURRIED_TURN, UNITS_PER_TURN
 from bookie.errors import TooManyRequestsError
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.telemetry import Metrics
@@ -521,6 +522,20 @@ async def test_recovery_adds_take_no_turn(recovery: bool, monkeypatch: pytest.Mo
         assert (await at.channel.read_lac(7, b"", timeout=60)).status is Status.OK
         fencing = ReadCommand(3, 0, 0, 1, 1000, True)
         assert (await at.channel.read(fencing, timeout=60)).status is Status.NO_SUCH_ENTRY
+
+
+async def test_calls_that_are_refused_shorten_turns_as_well() -> None:
+    """A fence may be behind hundreds of them, for gRPC accepts one call a turn."""
+    reception = Reception(NodeSettings(identity_calls_max=1), RpcSettings(), Metrics())
+    visit = reception.enter("ipv4:10.0.0.1:1")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    with pytest.raises(TooManyRequestsError):
+        reception.enter("ipv4:10.0.0.1:2")
+    for most in (UNITS_PER_HURRIED_TURN, UNITS_PER_HURRIED_TURN, UNITS_PER_TURN):
+        assert [visit.try_turn(1) for _ in range(20)].count(True) == most
+        await asyncio.sleep(0)
+    visit.leave()
 
 
 # --- the counts themselves ----------------------------------------------------------------------
