@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 _SHARES = "tests/unit/wire/grpc/server/test_shares.py"
 _TURNS = "tests/unit/env/test_turns.py"
 _POLLER = "tests/unit/wire/grpc/test_grpc_poller.py"
+_UNFINISHED = "tests/unit/daemon/test_unfinished.py"
+_CONNECTIONS = "tests/unit/daemon/test_connections.py"
 
 LIMITS_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -89,5 +91,140 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
         (f"{_POLLER}::test_pairs_that_others_make_stay_as_they_are",
          f"{_POLLER}::test_a_full_pair_of_a_server_does_not_block"),
         "Under load, a fence on another connection waits for seconds.",
+    ),
+    Mutant(
+        "a fence that is forbidden takes no turn",
+        "bookie/wire/grpc/server/read_stream.py",
+        "            self._is_urgent = command.fence and not must_learn\n",
+        "            self._is_urgent = command.fence\n",
+        ("tests/unit/security/test_roles_on_streams.py"
+         "::test_fencing_reads_skip_turns_once_they_are_permitted",),
+        "Whoever may not fence would be answered before all others.",
+    ),
+    Mutant(
+        "calls that are refused lengthen the line of fences",
+        "bookie/wire/grpc/server/visits.py",
+        "        self.turns.hurry()\n        principal = ANONYMOUS if caller is None else"
+        " caller.principal\n        both = self.shares.enter(peer, principal,"
+        " is_stream=is_stream, is_urgent=is_urgent)\n",
+        "        principal = ANONYMOUS if caller is None else"
+        " caller.principal\n        both = self.shares.enter(peer, principal,"
+        " is_stream=is_stream, is_urgent=is_urgent)\n        self.turns.hurry()\n",
+        (f"{_SHARES}::test_calls_that_are_refused_shorten_turns_as_well",),
+        "A fence behind 300 of them would wait five times as long.",
+    ),
+    Mutant(
+        "what pings receive is never forgotten",
+        "bookie/daemon/unfinished.py",
+        "            known.held = max(0, known.held + more - drift)\n",
+        "            known.held = max(0, known.held + more)\n",
+        (f"{_UNFINISHED}::test_what_pings_receive_is_forgotten",),
+        "The oldest connections would end, although they hold nothing.",
+    ),
+    Mutant(
+        "what was explained too much explains later bytes",
+        "bookie/daemon/unfinished.py",
+        "            known.held = max(0, known.held + more - drift)\n",
+        "            known.held = known.held + more - drift\n",
+        (f"{_UNFINISHED}::test_a_port_that_is_used_again",),
+        "A peer with many small calls could hide a gigabyte afterwards.",
+    ),
+    Mutant(
+        "a stream that is held back has no allowance",
+        "bookie/daemon/unfinished.py",
+        "            held[one.peer] = max(0, known.held - arrived.allowance)\n",
+        "            held[one.peer] = known.held\n",
+        (f"{_UNFINISHED}::test_a_look_allows_for_streams_that_are_held_back",),
+        "A stall of a device would cost writers their connections.",
+    ),
+    Mutant(
+        "a connection inherits the bytes of an earlier one",
+        "bookie/daemon/unfinished.py",
+        "            if known is None or known.connection != one:\n",
+        "            if known is None:\n",
+        (f"{_UNFINISHED}::test_a_port_that_is_used_again",),
+        "A client that reuses a port would lose its connection.",
+    ),
+    Mutant(
+        "a little too much ends small connections, too",
+        "bookie/daemon/unfinished.py",
+        " if size > LARGE_BYTES}\n",
+        "}\n",
+        (f"{_UNFINISHED}::test_who_must_end",),
+        "Honest writers would pay for a peer that holds 20 MB.",
+    ),
+    Mutant(
+        "the largest connection ends, of whatever address",
+        "bookie/daemon/unfinished.py",
+        "        address = max(addresses, key=addresses.__getitem__)\n",
+        "        address = max(largest, key=lambda one: held[largest[one][-1]] if largest[one]"
+        " else 0)\n",
+        (f"{_UNFINISHED}::test_who_must_end",),
+        "A host with many connections of middle size would outlive all others.",
+    ),
+    Mutant(
+        "connections that are gone stay in the count",
+        "bookie/daemon/unfinished.py",
+        "        self._arrivals.keep(found.keys())\n",
+        "",
+        (f"{_UNFINISHED}::test_a_look_forgets_what_has_ended",),
+        "Memory would grow with each connection that ever was.",
+    ),
+    Mutant(
+        "no free descriptor ends the bound of unfinished messages",
+        "bookie/daemon/unfinished.py",
+        "            await asyncio.sleep(LOOK_SECONDS)\n            continue\n",
+        "            return\n",
+        (f"{_UNFINISHED}::test_a_failed_look_is_no_end",),
+        "A flood of connections would switch the bound off.",
+    ),
+    Mutant(
+        "what another socket has received counts",
+        "bookie/daemon/connections.py",
+        "        if socket_inode(connection.descriptor) != connection.inode:\n"
+        "            return None\n",
+        "",
+        (f"{_CONNECTIONS}::test_what_another_socket_received_is_not_counted",),
+        "A connection would end for bytes that its peer never sent.",
+    ),
+    Mutant(
+        "the oldest connections end first",
+        "bookie/daemon/connections.py",
+        "        kept.sort(key=lambda each: each[:3], reverse=True)\n",
+        "        kept.sort(key=lambda each: each[:3])\n",
+        (f"{_CONNECTIONS}::test_who_works_stays_when_many_addresses_come_at_once",),
+        "A flood would take the place of the clients that work.",
+    ),
+    Mutant(
+        "the reserve is for everybody",
+        "bookie/daemon/connections.py",
+        "    excess = max(others - (bounds.in_all - bounds.reserved), len(kept) - bounds.in_all)\n",
+        "    excess = len(kept) - bounds.in_all\n",
+        (f"{_CONNECTIONS}::test_the_reserve_is_for_bookies_and_this_machine",),
+        "No bookie could repair while clients fill the port.",
+    ),
+    Mutant(
+        "an IPv4 address on a socket for IPv6 is another one",
+        "bookie/daemon/connections.py",
+        "            peer = plain_address(address)\n",
+        "            peer = address\n",
+        (f"{_CONNECTIONS}::test_addresses_of_ipv6_and_ipv4_on_one_socket",),
+        "gRPC names it otherwise, so nothing that handlers take would be subtracted.",
+    ),
+    Mutant(
+        "a connection that was ended is found again",
+        "bookie/daemon/connections.py",
+        "        self._known[connection.descriptor, connection.inode] = None\n",
+        "",
+        (f"{_CONNECTIONS}::test_a_connection_ends_once",),
+        "It would be ended, and counted, until gRPC closes it.",
+    ),
+    Mutant(
+        "each port may have all descriptors",
+        "bookie/daemon/connections.py",
+        "self._allowed // sockets))\n",
+        "self._allowed))\n",
+        (f"{_CONNECTIONS}::test_without_a_limit_the_setting_decides",),
+        "Two ports together would leave none for files.",
     ),
 )  # fmt: skip

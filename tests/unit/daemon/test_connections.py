@@ -400,6 +400,21 @@ async def test_the_number_of_another_socket_is_left_alone(
     assert not is_open(ours)
 
 
+async def test_what_another_socket_received_is_not_counted(
+    pair: tuple[socket.socket, socket.socket, int],
+) -> None:
+    """It would end a connection for bytes that its peer never sent."""
+    ours, theirs, port = pair
+    sockets = OwnSockets([port])
+    (found,) = await sockets.look()
+    ours.send(bytes(1000))
+    assert theirs.recv(4000) == bytes(1000)
+    assert sockets.received(found) == 1000
+    with socket.create_connection(("127.0.0.1", port)) as other:
+        os.dup2(other.fileno(), found.descriptor)
+        assert sockets.received(found) is None
+
+
 def other_process_locks(path: Path) -> str:
     """What another process says when it wants the lock."""
     script = (

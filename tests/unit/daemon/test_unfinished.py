@@ -169,9 +169,18 @@ class FakeSockets(OwnSockets):
     def __init__(self) -> None:
         super().__init__([])
         self.open: dict[AcceptedConnection, int] = {}
+        self.failures: list[OSError] = []
+        """What the next looks raise, the last one first."""
+        self.ended: list[str] = []
 
     async def look(self) -> list[AcceptedConnection]:
+        if self.failures:
+            raise self.failures.pop()
         return list(self.open)
+
+    def end(self, connection: AcceptedConnection) -> bool:
+        self.ended.append(connection.peer)
+        return self.open.pop(connection) >= 0
 
     def received(self, connection: AcceptedConnection) -> int | None:
         return self.open[connection] if self.open[connection] >= 0 else None
@@ -199,6 +208,70 @@ async def test_a_port_that_is_used_again() -> None:
     assert await count.look() == {A1: 700}
     sockets.open = {}
     assert await count.look() == {}
+
+
+async def test_what_pings_receive_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They belong to no call, and a connection may last for years; a burst is not forgotten."""
+    sockets, now = FakeSockets(), [0.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    count = UnfinishedCount(sockets, Arrivals(), drift=1000)
+    received = 0
+    for _ in range(100):
+        now[0] += 1.0
+        received += 900
+        sockets.open = {accepted(1, A1): received}
+        assert await count.look() == {A1: 0}
+    now[0] += 1.0
+    sockets.open = {accepted(1, A1): received + 50_000}
+    assert await count.look() == {A1: 49_000}
+    now[0] += 9.0
+    assert await count.look() == {A1: 40_000}
+
+
+async def test_a_look_allows_for_streams_that_are_held_back() -> None:
+    """A writer whose bookie stalls keeps its connection; once it is read, the rest counts."""
+    sockets, arrivals = FakeSockets(), Arrivals()
+    count = UnfinishedCount(sockets, arrivals, drift=0)
+    sockets.open = {accepted(1, A1): HELD_BACK_BYTES + 5_000}
+    arrivals.of(A1).busy.add("a stream")
+    assert await count.look() == {A1: 5_000}
+    arrivals.of(A1).busy.clear()
+    assert await count.look() == {A1: HELD_BACK_BYTES + 5_000}
+
+
+async def test_a_look_forgets_what_has_ended() -> None:
+    """Else each connection that ever was would cost the bookie some memory."""
+    sockets, arrivals = FakeSockets(), Arrivals()
+    count = UnfinishedCount(sockets, arrivals, drift=0)
+    sockets.open = {accepted(1, A1): 0}
+    stays, goes = arrivals.of(A1), arrivals.of(B1)
+    for _ in range(2):
+        await count.look()
+    assert arrivals.of(A1) is stays
+    assert arrivals.of(B1) is not goes
+
+
+async def test_a_failed_look_is_no_end() -> None:
+    """A flood of connections takes the last descriptor: just then the bound is needed."""
+    sockets, metrics = FakeSockets(), Metrics()
+    sockets.open = {accepted(1, A1): 20 * MIB, accepted(2, B1): 1 * MIB}
+    sockets.failures = [OSError(24, "too many open files")]
+    async with asyncio.TaskGroup() as tasks:
+        bounding = tasks.create_task(
+            bound_unfinished(sockets, Arrivals(), lambda: 10 * MIB, metrics)
+        )
+        await until(lambda: bool(sockets.ended) or bounding.done())
+        bounding.cancel()
+    assert sockets.ended == [A1]
+    assert not sockets.failures
+
+
+async def test_other_systems_have_no_looks() -> None:
+    """Without a listing of descriptors nothing can be counted; the bookie goes on."""
+    sockets = FakeSockets()
+    sockets.failures = [FileNotFoundError(2, "no /proc")]
+    await bound_unfinished(sockets, Arrivals(), lambda: 1, Metrics())
+    assert not sockets.failures
 
 
 @pytest.fixture(params=["plaintext", "tls"])
