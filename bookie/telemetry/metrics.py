@@ -202,7 +202,11 @@ class Metrics:
 
     def _declare_requests(self, declare: _Declare) -> None:
         self.requests_total = declare.counter(
-            "requests_total", "Requests answered, by rpc and in-band status.", "rpc", "status"
+            "requests_total",
+            "Requests answered, by rpc and in-band status. A stream that was refused and brought no"
+            " request counts as one.",
+            "rpc",
+            "status",
         )
         self.reads_given_up_total = declare.counter(
             "reads_given_up_total",

@@ -227,4 +227,22 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
         (f"{_CONNECTIONS}::test_without_a_limit_the_setting_decides",),
         "Two ports together would leave none for files.",
     ),
+    Mutant(
+        "a refused stream without a request does not count",
+        "bookie/wire/grpc/server/stream_handler.py",
+        "            if self._untold is not None:\n",
+        "            if self._untold is not None and self.is_brief:\n",
+        ("tests/unit/wire/grpc/server/test_refused_calls.py"
+         "::test_every_refused_call_counts_once",),
+        "A flood of streams that are not permitted would not show in any metric.",
+    ),
+    Mutant(
+        "a refused stream counts beside its requests",
+        "bookie/wire/grpc/server/add_stream.py",
+        "            self._untold = None\n",
+        "",
+        ("tests/unit/wire/grpc/server/test_refused_calls.py"
+         "::test_each_request_of_a_refused_stream_counts",),
+        "Counts of refusals would be too high by the streams.",
+    ),
 )  # fmt: skip

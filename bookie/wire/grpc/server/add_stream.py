@@ -68,6 +68,8 @@ class AddStreamHandler(StreamHandler):
     bookie's id.
     """
 
+    _rpc = RPC
+
     def __init__(
         self,
         node: BookieNode,
@@ -80,7 +82,7 @@ class AddStreamHandler(StreamHandler):
         life: str = "",
         meter: RateMeter | None = None,
     ) -> None:
-        super().__init__(visit)
+        super().__init__(visit, errors, refusal)
         self._meter = meter
         self._node = node
         self._add = node.add if is_named else node.add_unnamed
@@ -89,8 +91,6 @@ class AddStreamHandler(StreamHandler):
             self._offers += ((INCARNATION_METADATA_KEY, node.incarnation),)
         if life:
             self._offers += ((LIFE_METADATA_KEY, life),)
-        self._errors = errors
-        self._refusal = refusal
         self._caller = caller
         self._unknown: tuple[Right, int] | None = None
         """Right and ledger of the last request, if the ledger's log must be looked up first."""
@@ -167,6 +167,7 @@ class AddStreamHandler(StreamHandler):
         be looked up first. In the second case, `_unknown` is set.
         """
         if self._refusal is not None:
+            self._untold = None
             return request_id_of(data), self._refused(self._refusal)
         try:
             request_id, command = parse_add_request(data)

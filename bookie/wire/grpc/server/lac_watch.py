@@ -37,6 +37,8 @@ class LacWatchHandler(StreamHandler):
     `caller` everything is permitted.
     """
 
+    _rpc = RPC
+
     def __init__(
         self,
         node: BookieNode,
@@ -46,8 +48,7 @@ class LacWatchHandler(StreamHandler):
         *,
         visit: Visit,
     ) -> None:
-        super().__init__(visit)
-        self._errors = errors
+        super().__init__(visit, errors, refusal)
         self._caller = caller
         self._learning: dict[int, asyncio.Task[None]] = {}
         """Look-ups of the logs of ledgers that are to be watched."""
@@ -58,6 +59,7 @@ class LacWatchHandler(StreamHandler):
         """Ledgers whose refusals wait to be sent; these ledgers do not count as watched."""
         self._watcher = node.watch(self._note)
         if refusal is not None:
+            self._untold = None
             self._refuse(NO_LEDGER, refusal)
             self.end()
 

@@ -55,6 +55,8 @@ class ReadStreamHandler(StreamHandler):
     permitted. The `meter` charges each read to the caller's rate.
     """
 
+    _rpc = RPC
+
     def __init__(
         self,
         node: EntryNode,
@@ -66,12 +68,10 @@ class ReadStreamHandler(StreamHandler):
         *,
         visit: Visit,
     ) -> None:
-        super().__init__(visit)
+        super().__init__(visit, errors, refusal)
         self._meter = meter
         self._node = node
-        self._errors = errors
         self._budget = budget
-        self._refusal = refusal
         self._caller = caller
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
         self._under_way: set[asyncio.Task[ReadReply]] = set()
@@ -88,6 +88,7 @@ class ReadStreamHandler(StreamHandler):
         request_id, charge = 0, None
         try:
             if self._refusal is not None:
+                self._untold = None
                 self._refuse(read_id_of(data), self._refusal, None)
                 return
             request_id, timeout_ms, command = parse_streamed_read(data)

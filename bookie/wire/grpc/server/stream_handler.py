@@ -16,7 +16,9 @@ import asyncio
 
 from grpc import aio
 
+from bookie.errors import BookieError
 from bookie.wire.grpc.server.arrivals import Arrived
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import CallContext
 
@@ -26,13 +28,22 @@ class StreamHandler:
 
     Args:
         visit: the resources of the bookie that the call uses; the code that made the visit ends it.
+        errors: counts what is answered.
+        refusal: answers every request, because the stream as a whole is refused. It counts once if
+            no request comes, so that a flood of such streams shows in the metrics.
     """
 
+    _rpc: str
+    """The call's name, as metrics have it."""
     _offers: tuple[tuple[str, str], ...] = ()
     """Initial metadata, which tells the client what this stream supports."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: Visit, errors: ErrorMapper, refusal: BookieError | None) -> None:
         self._visit = visit
+        self._errors = errors
+        self._refusal = refusal
+        self._untold = refusal
+        """The refusal of the stream while no request has come that it answers."""
         self._is_urgent = True
         """True if messages need no turn: recovery waits for them, or it is the first message."""
         self.is_brief = False
@@ -71,6 +82,8 @@ class StreamHandler:
                     reader.cancel()
                     self._stop()
         finally:
+            if self._untold is not None:
+                self._errors.count(self._rpc, self._untold.status)
             self.arrived.busy.discard(self)
             self._forget()
 
