@@ -576,7 +576,8 @@ class RpcSettings(Section):
     slow_reader_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="A client that does not take an answer for this long is disconnected.",
+        description="A client that does not take an answer for this long is disconnected, unless"
+        " its link is slow: the connection takes 8 KiB a second or more.",
     )
     drain_seconds: float = Field(
         default=10.0, ge=0, description="Time for running calls to finish when the bookie stops."

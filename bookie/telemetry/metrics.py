@@ -277,7 +277,7 @@ class Metrics:
             self.share_exceeded_total.labels(*pair)
         self.slow_readers_ended_total = declare.counter(
             "slow_readers_ended_total",
-            "Calls whose clients took no answer for rpc.slow_reader_seconds, and lost their"
+            "Calls whose clients took too little for rpc.slow_reader_seconds, and lost their"
             " connection.",
         )
         self.calls_given_up_total = declare.counter(

@@ -46,8 +46,8 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a client that takes no answers keeps its connection",
         "bookie/wire/grpc/server/visits.py",
-        "            self._to_end.add(visit.peer)\n",
-        "            self._to_end.add(visit.peer + '0')\n",
+        "            ended.add(visit.peer)\n",
+        "            ended.add(visit.peer + '0')\n",
         (f"{_SHARES}::test_a_client_that_takes_no_answers_loses_its_connection",),
         "gRPC would keep its answers for ever.",
     ),
@@ -244,5 +244,29 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
         ("tests/unit/wire/grpc/server/test_refused_calls.py"
          "::test_each_request_of_a_refused_stream_counts",),
         "Counts of refusals would be too high by the streams.",
+    ),
+    Mutant(
+        "a slow link counts as a client that is gone",
+        "bookie/wire/grpc/server/visits.py",
+        "        is_fast_enough = taken - visit.taken >= self._least\n",
+        "        is_fast_enough = False\n",
+        (f"{_SHARES}::test_a_client_on_a_slow_link_keeps_its_connection",),
+        "At 64 KB/s, 4 MB of answers would cost a client its connection.",
+    ),
+    Mutant(
+        "a trickle is enough for ever",
+        "bookie/wire/grpc/server/visits.py",
+        "        return is_fast_enough and (visit.looks - 1) * self._least < visit.held\n",
+        "        return is_fast_enough\n",
+        (f"{_SHARES}::test_patience_with_a_slow_client_ends",),
+        "A peer could take one answer, and leave a share full of others for ever.",
+    ),
+    Mutant(
+        "any byte is enough",
+        "bookie/wire/grpc/server/visits.py",
+        "        is_fast_enough = taken - visit.taken >= self._least\n",
+        "        is_fast_enough = taken > visit.taken\n",
+        (f"{_SHARES}::test_patience_with_a_slow_client_ends",),
+        "Answers to pings would keep a connection whose client takes nothing.",
     ),
 )  # fmt: skip

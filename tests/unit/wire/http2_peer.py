@@ -10,12 +10,12 @@ from bookie.ids import INSTANCE_ID_METADATA_KEY
 from bookie.wire.interfaces import SERVICE
 from tests.unit.wire.fake_node import INSTANCE_ID
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 END_STREAM, END_HEADERS = 1, 4
 
 
 class Peer:
-    """One connection. It leaves the flow-control window as it was, so it takes at most 64 KiB."""
+    """One connection. Unless introduced with a window, it takes at most 64 KiB."""
 
     instance_id = INSTANCE_ID
     """Of the cluster that its calls name."""
@@ -24,6 +24,13 @@ class Peer:
         self.reader = reader
         self.writer = writer
         self._next_stream_id = 1
+
+    def introduce(self, window: int = 0) -> None:
+        """Begin the connection; with a `window`, each answer and all of them may be so long."""
+        self.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self.frame(SETTINGS, 0, 0, b"\x00\x04" + window.to_bytes(4, "big") if window else b"")
+        if window:
+            self.frame(WINDOW_UPDATE, 0, 0, window.to_bytes(4, "big"))
 
     def frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Send one frame."""
@@ -73,8 +80,7 @@ async def connected(
     streams = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     peer = Peer(*streams)
     if introduced:
-        peer.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        peer.frame(SETTINGS, 0, 0, b"")
+        peer.introduce()
     try:
         yield peer
     finally:

@@ -4,14 +4,15 @@ A `Visit` charges the shares of its peer, and ends all charges however the call 
 answer, with an error, by cancellation, or by a broken connection.
 
 Two waits of a call have time limits. If a client does not receive an answer in time, its connection
-is closed. If a call waits too long for the bookie itself, such as for a device that hangs, the call
-is cancelled and refused.
+is closed. A client on a slow link receives some bytes all the time, and keeps its connection. If a
+call waits too long for the bookie itself, such as for a device that hangs, the call is cancelled
+and refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from bookie.config import NodeSettings, RpcSettings
@@ -20,11 +21,14 @@ from bookie.security.gatekeeper import Caller
 from bookie.security.grants import ANONYMOUS
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.deadlines import Deadlines
-from bookie.wire.grpc.server.hang_up import hang_up
+from bookie.wire.grpc.server.hang_up import hang_up, taken_bytes
 from bookie.wire.grpc.server.shares import ADDS, READS, WATCHES, Share, Shares
 
 HANG_UP_SECONDS: Final = 0.5
-"""The pause before the connections of clients that receive no answers are shut down together."""
+"""The pause before clients that wait for answers are looked at together, to save looks."""
+
+LEAST_BYTES_PER_SECOND: Final = 8 * 1024
+"""A client that receives at least this much counts as slow, and keeps its connection."""
 
 _log = event_log(__name__)
 
@@ -37,6 +41,7 @@ class Reception:
         rpc: the time limits of calls.
         metrics: counts refused requests and ended calls.
         end: shuts down the connections of the given peers; returns how many it found.
+        taken: returns how many bytes each of the given peers has received so far.
     """
 
     def __init__(
@@ -45,14 +50,19 @@ class Reception:
         rpc: RpcSettings,
         metrics: Metrics,
         end: Callable[[set[str]], int] = hang_up,
+        taken: Callable[[set[str]], Mapping[str, int]] = taken_bytes,
     ) -> None:
         self.shares = Shares(limits, metrics)
         self.turns = Turns()
         self.call_seconds_max = rpc.call_seconds_max
-        self._slow_reader_seconds = rpc.slow_reader_seconds
+        # Half of the time is over when a call is looked at first, all of it at the second look.
+        self._look_seconds = rpc.slow_reader_seconds / 2
+        self._least = rpc.slow_reader_seconds / 2 * LEAST_BYTES_PER_SECOND
         self._ended, self._given_up = metrics.slow_readers_ended_total, metrics.calls_given_up_total
         self._end = end
-        self._to_end: set[str] = set()
+        self._taken = taken
+        self._slow: dict[Visit, None] = {}
+        """Calls whose client has not taken an answer since the last look."""
         self._deadlines: Deadlines[Visit] = Deadlines(self._expire)
 
     def enter(
@@ -91,33 +101,70 @@ class Reception:
     def work(self, visit: Visit) -> None:
         """Cancel a call if it still waits for the bookie after `rpc.call_seconds_max`."""
         visit.is_sending = False
+        self._forget_look(visit)
         self._deadlines.start(visit, self.call_seconds_max)
 
     def send(self, visit: Visit) -> None:
-        """Cancel a call if its client takes no answer within `rpc.slow_reader_seconds`."""
+        """Cancel a call if its client receives too little within `rpc.slow_reader_seconds`."""
         visit.is_sending = True
-        self._deadlines.start(visit, self._slow_reader_seconds)
+        self._forget_look(visit)
+        self._deadlines.start(visit, self._look_seconds)
 
     def rest(self, visit: Visit) -> None:
         """Stop the timer of a call that has ended, or that waits for its client's next request."""
+        self._forget_look(visit)
         self._deadlines.stop(visit)
+
+    def _forget_look(self, visit: Visit) -> None:
+        visit.looks = 0
+        if self._slow:
+            self._slow.pop(visit, None)
 
     def _expire(self, visit: Visit) -> None:
         if visit.is_sending:
-            self._ended.inc()
-            _log.warning("slow_reader_ended", peer=visit.peer)
-            if not self._to_end:
-                asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._hang_up)
-            self._to_end.add(visit.peer)
-        else:
-            self._given_up.inc()
-            visit.is_late = True
+            if not self._slow:
+                asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._look)
+            self._slow[visit] = None
+            return
+        self._given_up.inc()
+        visit.is_late = True
         if visit.task is not None:
             visit.task.cancel()
 
-    def _hang_up(self) -> None:
-        peers, self._to_end = self._to_end, set()
-        self._end(peers)
+    def _look(self) -> None:
+        """End the connections of clients that took too little since the look before."""
+        slow, self._slow = self._slow, {}
+        if not slow:
+            return
+        taken = self._taken({visit.peer for visit in slow})
+        ended: set[str] = set()
+        for visit in slow:
+            has_taken = taken.get(visit.peer, 0)
+            if self._is_patient_with(visit, has_taken):
+                visit.looks, visit.taken = visit.looks + 1, has_taken
+                self._deadlines.start(visit, self._look_seconds)
+                continue
+            self._ended.inc()
+            _log.warning("slow_reader_ended", peer=visit.peer)
+            ended.add(visit.peer)
+            if visit.task is not None:
+                visit.task.cancel()
+        if ended:
+            self._end(ended)
+
+    def _is_patient_with(self, visit: Visit, taken: int) -> bool:
+        """Tell if a client took enough since the last look, and may have to wait for this answer.
+
+        As many bytes as its connection holds may be in front of the answer. Without this bound, a
+        peer could take one answer, and leave all others for ever.
+        """
+        held = visit.shares[0].read_bytes if visit.shares else 0
+        if not visit.looks:
+            visit.held = held
+            return True
+        visit.held = max(visit.held, held)
+        is_fast_enough = taken - visit.taken >= self._least
+        return is_fast_enough and (visit.looks - 1) * self._least < visit.held
 
 
 class Visit:
@@ -127,10 +174,13 @@ class Visit:
         "_has_left",
         "_is_stream",
         "_reception",
+        "held",
         "is_late",
         "is_sending",
+        "looks",
         "peer",
         "shares",
+        "taken",
         "task",
     )
 
@@ -145,6 +195,9 @@ class Visit:
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
         """The task that serves the call."""
         self.is_sending = False
+        self.looks = self.taken = self.held = 0
+        """Looks at the client while it takes no answer: their number, the bytes that it had taken
+        at the last one, and the most bytes that its connection held."""
         self.is_late = False
         """True if the call is cancelled because it lasted too long."""
 

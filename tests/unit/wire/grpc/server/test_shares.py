@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from grpc import aio
@@ -32,14 +35,14 @@ from bookie.wire.codec import (
 )
 from bookie.wire.commands import LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.server import service
+from bookie.wire.grpc.server import service, visits
 from bookie.wire.grpc.server.read_stream import TOO_LATE
 from bookie.wire.grpc.server.shares import ADD_OVERHEAD_BYTES
-from bookie.wire.grpc.server.visits import Reception, Visit
+from bookie.wire.grpc.server.visits import LEAST_BYTES_PER_SECOND, Reception, Visit
 from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
-from tests.unit.wire.http2_peer import DATA, connected
+from tests.unit.wire.http2_peer import DATA, Peer, connected
 from tests.unit.wire.real_bookie import add_request
 
 METADATA = ((INSTANCE_ID_METADATA_KEY, INSTANCE_ID),)
@@ -426,8 +429,11 @@ async def test_watches_are_bounded_and_come_back(holder: str) -> None:
 
 
 @pytest.mark.parametrize("rpc", ["Read", "ReadStream", "ListLedgers", "WatchLac"])
-async def test_a_client_that_takes_no_answers_loses_its_connection(rpc: str) -> None:
+async def test_a_client_that_takes_no_answers_loses_its_connection(
+    rpc: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that it held is free again; a client that takes them is served on."""
+    monkeypatch.setattr(visits, "HANG_UP_SECONDS", 0.05)
     settings = RpcSettings(drain_seconds=0.2, slow_reader_seconds=0.2)
     async with room(settings, in_flight_read_bytes_max=64 * MIB) as at:
         at.node.read_reply = ReadReply(Status.OK, "", batch_of([1024 * 1024]), 1)
@@ -464,6 +470,84 @@ async def test_a_client_that_takes_no_answers_loses_its_connection(rpc: str) -> 
         await until(lambda: at.node.watchers == [])
         assert (await at.channel.read(one(0, 2 * MIB), timeout=60)).status is Status.OK
         assert at.sample("slow_readers_ended_total") == 1
+
+
+async def test_a_client_on_a_slow_link_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes a little all the time, for ten times as long as a client may take nothing."""
+    monkeypatch.setattr(visits, "HANG_UP_SECONDS", 0.05)
+    seconds, pause, pieces = 0.2, 0.05, 40
+    loop = asyncio.get_running_loop()
+    async with room(RpcSettings(drain_seconds=0.2, slow_reader_seconds=seconds)) as at:
+        at.node.read_reply = ReadReply(Status.OK, "", batch_of([4_000_000]), 1)
+        said = Mock()
+        caller = Peer(Mock(), said)
+        caller.introduce(window=2**30)
+        for _ in range(8):
+            caller.call("Read", encode_read_request(one(0, 4_000_000)))
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.setblocking(False)
+            await loop.sock_connect(slow, ("127.0.0.1", at.port))
+            await loop.sock_sendall(slow, b"".join(one.args[0] for one in said.write.mock_calls))
+            await until(lambda: len(at.node.calls) == 8)
+            for _ in range(pieces):  # 8 MB of 32 MB, and fewer than the kernel keeps at a time
+                left = 50_000
+                while left > 0:
+                    data = await loop.sock_recv(slow, left)
+                    assert data, "the bookie hung up"
+                    left -= len(data)
+                await asyncio.sleep(pause)
+            assert pieces * pause >= 10 * seconds
+            assert at.sample("slow_readers_ended_total") == 0
+            assert at.sample("in_flight_read_bytes") > 0
+            # It stops.
+            await until(lambda: at.sample("slow_readers_ended_total") > 0)
+        await at.nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("rate", "looks"),
+    [
+        pytest.param(1.1, (10, 20), id="other answers of its connection go on"),
+        pytest.param(0.9, (2, 2), id="too slow"),
+        pytest.param(0.0, (2, 2), id="stands still"),
+    ],
+)
+async def test_patience_with_a_slow_client_ends(
+    rate: float, looks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the least rate, with all that its connection holds in front of the answer."""
+    monkeypatch.setattr(visits, "HANG_UP_SECONDS", 0.0)
+    seconds = 0.02
+    least = seconds / 2 * LEAST_BYTES_PER_SECOND
+    count, ended = 0, list[set[str]]()
+
+    def taken(peers: set[str]) -> dict[str, int]:
+        nonlocal count
+        count += 1
+        # At last it takes nothing, so that the test ends in any case.
+        return {peer: ceil(5000 + min(count, 40) * rate * least) for peer in peers}
+
+    def end(peers: set[str]) -> int:
+        ended.append(peers)
+        return 1
+
+    settings = RpcSettings(slow_reader_seconds=seconds)
+    reception = Reception(NodeSettings(), settings, Metrics(), end, taken)
+
+    async def enter() -> Visit:
+        return reception.enter("ipv4:10.0.0.1:1")
+
+    visit = await asyncio.get_running_loop().create_task(enter())
+    visit.read(ceil(12 * least))
+    visit.sends()
+    await until(lambda: bool(ended))
+    assert ended == [{"ipv4:10.0.0.1:1"}]
+    assert looks[0] <= count <= looks[1]
+    visit.end_read(ceil(12 * least))
+    visit.leave()
 
 
 async def test_a_call_without_a_deadline_is_given_up() -> None:
