@@ -9,6 +9,10 @@ The newest connections end first, so a client that works keeps its connections. 
 the bounds by what it opens between two looks; gRPC's own bound holds at every moment. Slow and
 silent peers are not the subject: gRPC ends them by the timeouts of ``[rpc]``.
 
+It also keeps what waits in the kernel short. On a slow link, megabytes of answers would wait there,
+and a ping of gRPC behind them. Its answer would come too late, and gRPC would end the connection of
+a client that reads all the time.
+
 A look costs about 3 µs for each open descriptor, in slices.
 """
 
@@ -44,6 +48,10 @@ LOG_SECONDS: Final = 60.0
 
 SLICE: Final = 256
 """Descriptors that are looked at before other tasks of the event loop get their turn."""
+
+UNSENT_BYTES: Final = 256 * 1024
+"""The most bytes of a connection that wait in the kernel and are not yet under way. A link of
+32 KB/s takes them within 8 s, which is less than the default of `rpc.keepalive_timeout_seconds`."""
 
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
@@ -184,6 +192,7 @@ class OwnSockets:
             # A listening socket has no peer, and raises an error.
             address, peer_port = theirs.getpeername()[:2]
             peer = plain_address(address)
+            theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         except OSError:
             return None
         finally:

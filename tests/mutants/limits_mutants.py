@@ -269,4 +269,12 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
         (f"{_SHARES}::test_patience_with_a_slow_client_ends",),
         "Answers to pings would keep a connection whose client takes nothing.",
     ),
+    Mutant(
+        "megabytes wait in the kernel in front of a ping",
+        "bookie/daemon/connections.py",
+        "socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)\n",
+        "socket.TCP_NOTSENT_LOWAT, 1 << 30)\n",
+        (f"{_CONNECTIONS}::test_few_bytes_wait_in_the_kernel",),
+        "A client that reads large answers on a slow link would lose its connection.",
+    ),
 )  # fmt: skip

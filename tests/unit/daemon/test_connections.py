@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from bookie.config import NodeSettings, RpcSettings, SecuritySettings
 from bookie.daemon import connections
 from bookie.daemon.connections import (
+    UNSENT_BYTES,
     AcceptedConnection,
     ConnectionBounds,
     Doorkeeper,
@@ -30,13 +32,16 @@ from bookie.daemon.connections import (
 from bookie.daemon.descriptors import CONNECTIONS_MIN, DESCRIPTORS_MIN, UNLIMITED
 from bookie.env import beside
 from bookie.errors import BookieUnreachableError
+from bookie.ids import Status
 from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
+from bookie.wire.commands import ReadReply
 from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
-from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode
+from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of
 from tests.unit.wire.fake_node import until as eventually
+from tests.unit.wire.http2_peer import Peer
 
 RPC = RpcSettings(drain_seconds=0.2, handshake_timeout_seconds=600)
 """No silent connection of these tests ends by itself."""
@@ -317,6 +322,35 @@ async def test_both_ports_are_counted_together(security: ServerSecurity) -> None
         with ExitStack() as stack:
             peers += [stack.enter_context(silent(place.held.port)) for _ in range(5)]
             await until(lambda: sum(map(is_open, peers)) == 4)
+
+
+def unsent(connection: AcceptedConnection) -> int:
+    """Bytes that wait in the kernel and are not yet under way (SIOCOUTQNSD)."""
+    found = fcntl.ioctl(connection.descriptor, 0x894B, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
+
+
+async def test_few_bytes_wait_in_the_kernel() -> None:
+    """Else a ping would wait behind megabytes, and a client on a slow link lose its connection."""
+    node, said = FakeNode(), Mock()
+    node.read_reply = ReadReply(Status.OK, "", batch_of([4_000_000]))
+    caller = Peer(Mock(), said)
+    caller.introduce(window=2**30)
+    for _ in range(4):
+        caller.call("Read", b"\x08\x03")
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with hold_port("127.0.0.1", 0, RPC) as held, held.serve(node, Metrics()):
+            peer.connect(("127.0.0.1", held.port))
+            sockets = OwnSockets([held.port])
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not (found := await sockets.look()):  # noqa: ASYNC110  (no event of ours)
+                    await asyncio.sleep(0.01)
+            peer.sendall(b"".join(one.args[0] for one in said.write.mock_calls))
+            await until(lambda: len(node.calls) == 4 and unsent(found[0]) > UNSENT_BYTES // 2)
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+                assert unsent(found[0]) < 2 * UNSENT_BYTES
 
 
 async def test_connections_that_come_and_go() -> None:
