@@ -150,6 +150,9 @@ def _print_cluster(cluster: LocalCluster) -> None:
         ]
     )
     print(*lines, sep="\n")
+    for name in cluster.departed:
+        home = shlex.quote(str(cluster.directory / name))
+        print(f"{name} has left the cluster and is not started; `rm -r {home}` frees its space")
     command = _own_command()
     size = min(3, len(cluster.bookies))
     sizes = ("ensemble_size", "write_quorum_size", "ack_quorum_size")

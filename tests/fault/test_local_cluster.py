@@ -242,6 +242,31 @@ async def test_a_deleted_bookie_begins_empty(tmp_path: Path) -> None:
     assert "lost_data_replaced" in (tmp_path / "bookie-2" / "bookie.log").read_text()
 
 
+async def test_a_bookie_that_has_left_is_not_started_again(tmp_path: Path) -> None:
+    """Its directories stay, until somebody removes them; the others serve without it."""
+
+    async def decommission(*more: str) -> None:
+        words = [sys.executable, "-m", "bookie", "cluster", "decommission", "bookie-1", *more]
+        environment = child_environment(os.environ) | {"BOOKIE_METADATA": uri}
+        shell = await asyncio.create_subprocess_exec(*words, env=environment)
+        assert await shell.wait() == 0
+
+    async with local_cluster(tmp_path, bookies=3) as cluster:
+        uri = cluster.metadata_uri
+        await decommission("--yes")
+        await cluster.bookie("bookie-1").stop()
+        await decommission("--wait")
+    async with supervisor(tmp_path) as started:
+        told = await started.until("bookie-1 has left the cluster and is not started; `rm -r ")
+        assert str(tmp_path / "bookie-1") in told
+        await started.until(UP)
+        started.process.send_signal(signal.SIGINT)
+        assert await started.end() == 0
+    async with local_cluster(tmp_path, bookies=3) as cluster:
+        assert cluster.departed == ()
+        assert [one.id for one in cluster.bookies] == ["bookie-2", "bookie-3", "bookie-4"]
+
+
 @pytest.mark.parametrize("deleted", ["journal", "ledgers"])
 async def test_a_deleted_bookie_comes_back_by_what_is_said(tmp_path: Path, deleted: str) -> None:
     """The commands of the message are typed, and the same command starts the cluster again."""

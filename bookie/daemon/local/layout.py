@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,11 @@ class Layout:
 
     metadata_uri: str
     members: tuple[LocalBookie, ...]
+
+    def without(self, bookie_ids: Collection[str]) -> Layout:
+        """Return the same layout without some bookies."""
+        rest = tuple(member for member in self.members if member.id not in bookie_ids)
+        return Layout(self.metadata_uri, rest)
 
 
 def make_directory(directory: Path) -> None:
@@ -136,14 +142,22 @@ def plan_layout(
         )
     if known is not None and uri != known.metadata_uri:
         raise ConfigurationError(f"{directory} holds a cluster on {known.metadata_uri}, not {uri}")
+    names = [member.id for member in members]
+    # A directory of no member holds the data of a bookie that has left the cluster.
+    unused = (name for name in _names() if name not in names and not (directory / name).exists())
+    names += list(itertools.islice(unused, count - len(names)))
     if base_port is not None:
         ports = list(range(base_port, base_port + 2 * count))
         members = []
     else:
         ports = free_ports(2 * (count - len(members)))
-    while len(members) < count:
-        members.append(LocalBookie(f"bookie-{len(members) + 1}", ports.pop(0), ports.pop(0)))
+    for name in names[len(members) :]:
+        members.append(LocalBookie(name, ports.pop(0), ports.pop(0)))
     return Layout(uri, tuple(members))
+
+
+def _names() -> Iterator[str]:
+    return (f"bookie-{number}" for number in itertools.count(1))
 
 
 def free_ports(count: int) -> list[int]:

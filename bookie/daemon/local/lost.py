@@ -1,4 +1,6 @@
-"""Refuses to start a local cluster with deleted directories; the error names a command to type.
+"""Finds bookies of a local cluster that lost directories, or have left the cluster.
+
+A local cluster with deleted directories does not start; the error names a command to type.
 
 The checks run before any bookie starts, because a bookie knows neither the other bookies nor the
 URI in the command. A bookie that lost all of its directories starts empty without a command, unless
@@ -16,6 +18,8 @@ from bookie.cluster.instance import read_instance_id
 from bookie.daemon.local.layout import Layout
 from bookie.errors import ConfigurationError, CookieError, NoSuchKeyError
 from bookie.ledger.catalog.bookie_losses import BookieLosses
+from bookie.ledger.catalog.dependents import find_dependents
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.metadata.store import MetadataStore
 
 DIRECTORIES = ("journal", "ledgers")
@@ -38,6 +42,23 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
                     f"{layout.metadata_uri} holds no cluster, and {home} holds data of one: bring "
                     f"the metadata back, or lose all data by `rm -r {shlex.quote(str(directory))}`"
                 ) from error
+
+
+async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout) -> list[str]:
+    """Return the bookies that have left the cluster: they hold data, and nothing refers to them.
+
+    A bookie whose cookie alone is lost is not among them, because ledgers name it.
+    """
+    known, ledgers = set(await CookieManager(store).bookie_ids()), LedgerManager(store)
+    departed = []
+    for member in layout.members:
+        has_data = all(map(_has_cookie, _roots(directory / member.id)))
+        if member.id in known or not has_data:
+            continue
+        found = await find_dependents(ledgers, member.id, frozenset())
+        if not (found.named.count or found.unreadable.count):
+            departed.append(member.id)
+    return departed
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bookie.daemon.local.certificates import CLIENT, security_directory
-from bookie.daemon.local.layout import Layout, locked, make_directory, prepare
+from bookie.daemon.local.layout import Layout, locked, make_directory, prepare, save_layout
 from bookie.daemon.local.process import BookieProcess, describe_end
 from bookie.env import Backoff
 from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
@@ -33,6 +33,8 @@ class LocalCluster:
     directory: Path
     metadata_uri: str
     bookies: tuple[BookieProcess, ...]
+    departed: tuple[str, ...] = ()
+    """Bookies that have left the cluster since the last start; they are not started any more."""
 
     @property
     def client_variables(self) -> Mapping[str, str]:
@@ -90,11 +92,14 @@ async def local_cluster(
             settings=settings or {},
             secure=secure,
         )
-        await _initialize(directory, layout)
+        departed = await _initialize(directory, layout)
+        if departed:
+            layout = layout.without(departed)
+            save_layout(directory, layout)
         processes = tuple(BookieProcess(member, directory / member.id) for member in layout.members)
         try:
             await start_all(processes, environment)
-            yield LocalCluster(directory, layout.metadata_uri, processes)
+            yield LocalCluster(directory, layout.metadata_uri, processes, tuple(departed))
         finally:
             await stop_all(processes)
 
@@ -165,15 +170,22 @@ async def watch_processes(
             group.create_task(watch(process))
 
 
-async def _initialize(directory: Path, layout: Layout) -> None:
+async def _initialize(directory: Path, layout: Layout) -> list[str]:
     """Create the cluster in the metadata store if it is new; check that no bookie lost its data.
+
+    Returns:
+        the bookies that have left the cluster.
 
     Raises:
         ConfigurationError, CookieError: the metadata or a bookie was deleted.
     """
     from bookie.cluster.instance import initialize_cluster
     from bookie.config import load_settings
-    from bookie.daemon.local.lost import refuse_lost_bookies, refuse_lost_metadata
+    from bookie.daemon.local.lost import (
+        departed_bookies,
+        refuse_lost_bookies,
+        refuse_lost_metadata,
+    )
     from bookie.metadata.connect import open_store
     from bookie.metadata.security import security_of
 
@@ -185,6 +197,7 @@ async def _initialize(directory: Path, layout: Layout) -> None:
         await refuse_lost_bookies(store, directory, layout)
         if security_directory(directory).exists():
             await _give_roles(store, layout)
+        return await departed_bookies(store, directory, layout)
 
 
 async def _give_roles(store: MetadataStore, layout: Layout) -> None:

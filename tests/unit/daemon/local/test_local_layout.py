@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from bookie.config import load_settings
-from bookie.daemon.local.layout import free_ports, load_layout, locked, make_directory, prepare
+from bookie.daemon.local.layout import (
+    free_ports,
+    load_layout,
+    locked,
+    make_directory,
+    prepare,
+    save_layout,
+)
 from bookie.daemon.local.process import child_environment
 from bookie.errors import ConfigurationError, DirectoryLockedError
 
@@ -39,6 +46,19 @@ def test_cluster_can_grow_but_not_shrink(tmp_path: Path) -> None:
     assert after[:2] == before
     with pytest.raises(ConfigurationError, match="holds a cluster of 4 bookies"):
         prepared(tmp_path, bookies=3)
+
+
+def test_a_newcomer_takes_no_directory_of_a_bookie_that_has_left(tmp_path: Path) -> None:
+    prepared(tmp_path, bookies=3)
+    layout = load_layout(tmp_path)
+    assert layout is not None
+    save_layout(tmp_path, layout.without(["bookie-1", "bookie-3"]))
+    assert [name for name, _ in prepared(tmp_path)[1]] == ["bookie-2"]
+    assert [name for name, _ in prepared(tmp_path, bookies=2)[1]] == ["bookie-2", "bookie-4"]
+    (tmp_path / "bookie-1" / "bookie.toml").unlink()
+    (tmp_path / "bookie-1").rmdir()
+    _, members = prepared(tmp_path, bookies=3, base_port=4000)
+    assert members == [("bookie-2", 4000), ("bookie-4", 4002), ("bookie-1", 4004)]
 
 
 def test_other_metadata_store_is_refused(tmp_path: Path) -> None:
