@@ -24,6 +24,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/installed/test_guide_of_spark.py": ALL,
     "tests/installed/test_make_release.py": ALL,
     "tests/installed/test_operations_typed.py": ALL,
+    "tests/installed/test_lost_copies_typed.py": ALL,
     # By day: what the source, the sink, their checks and their tables do on a healthy cluster; the
     # marks of targets and checkpoints by `tests/spark/unit/test_spark_marks.py`.
     "tests/spark/test_spark_audit.py": ALL,
