@@ -1,4 +1,4 @@
-"""bookie: a storage node for replicated logs, and the client that replicates them.
+"""bookie: a storage node for replicated logs, and the client that writes and reads the copies.
 
 Importing `bookie` has no side effects. A public name is loaded at its first use (PEP 562), so a
 command loads only what it uses.
@@ -47,5 +47,5 @@ else:  # or a misspelt name would be one to a type checker
 
 
 def __dir__() -> list[str]:
-    """Return the names that exist already, and the public names."""
+    """Return the names in this module, including public names that are not loaded yet."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""``python -m bookie`` is the command ``bookie``."""
+"""Makes ``python -m bookie`` run the command ``bookie``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Addresses as text: ``HOST:PORT``, with brackets around an IPv6 address.
 
-A host is a name or an address, always without brackets. This module builds and splits every address
-of the program.
+A host is a name or an IP address without brackets. All code of bookie uses this module to join or
+split addresses.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ _ADDRESS = re.compile(r"(?:\[(?P<bracketed>[^\]]*)\]|(?P<name>[^:]*))(?::(?P<por
 
 
 def join_address(host: str, port: int) -> str:
-    """Return ``HOST:PORT`` as URLs, gRPC and kazoo take it."""
+    """Return ``HOST:PORT`` in the form that URLs, gRPC and kazoo accept."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Return host and port (1 … 65535) of ``HOST:PORT``, or of ``HOST`` with a default port.
+    """Return the host and the port (1 … 65535) in ``HOST:PORT``.
+
+    If the text is only ``HOST``, the port is `default_port`.
 
     Raises:
-        ValueError: the text is no address.
+        ValueError: the text is not an address, or has no port and there is no `default_port`.
     """
     found = _ADDRESS.fullmatch(text)
     if found is not None:
@@ -39,12 +41,12 @@ def split_address(text: str, default_port: int | None = None) -> tuple[str, int]
 
 
 def is_host(text: str) -> bool:
-    """True if `text` is a host as settings and records hold it: without brackets and port."""
+    """True if `text` is a host name or an IP address, without brackets and without a port."""
     return _is_ipv6(text) if ":" in text else _NAME.fullmatch(text) is not None
 
 
 def is_wildcard(host: str) -> bool:
-    """True if a server that listens on `host` listens on every address of its machine."""
+    """True if `host` is a wildcard address, with which a server listens on all addresses."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -16,8 +16,8 @@ of its own::
         async with await LockManager(me).acquire("/locks/billing") as lock:
             ...
 
-Everything runs in the event loop that entered `connect` or `coordinate`. Any event loop will do;
-uvloop is faster.
+Everything runs in the event loop that entered `connect` or `coordinate`. Any asyncio event loop
+works; uvloop is the fastest.
 """
 
 from __future__ import annotations

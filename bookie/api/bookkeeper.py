@@ -1,7 +1,7 @@
-"""`BookKeeper`, the client of a cluster, for ledgers and logs.
+"""`BookKeeper`: the client of a cluster, with methods for ledgers and logs.
 
-The methods of `BookKeeper` check arguments, and their docstrings state the guarantees.
-`bookie.ledger` and `bookie.log` do the work.
+The methods of `BookKeeper` check arguments, and their docstrings state the guarantees. The packages
+`bookie.ledger` and `bookie.log` implement the methods.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class BookKeeper(ClusterConnection):
     """A client of one cluster: an async context manager, made by `connect`.
 
     The end of the context, or `aclose`, closes all connections and abandons writers that are still
-    open. The ledgers of these writers stay open until a recovery. Appends that still wait raise
-    ClientClosedError; their outcome is unknown.
+    open. The ledgers of these writers stay open until a recovery. Appends that are not acknowledged
+    yet raise ClientClosedError; their outcome is unknown.
     """
 
     @creating
@@ -77,31 +77,34 @@ class BookKeeper(ClusterConnection):
     ) -> WriterHandle:
         """Create a ledger and return its writer; the ledger never gets another writer.
 
-        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
+        Await the call, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
         at the end of the block.
 
         Args:
-            ensemble_size: bookies that the ledger is spread over.
-            write_quorum_size: bookies that each entry is written to.
-            ack_quorum_size: bookies that must have stored an entry before `append` returns.
-            password: readers and recoveries must give it; only a derived key is stored.
+            ensemble_size: the number of bookies over which the entries are spread.
+            write_quorum_size: the number of bookies to which each entry is written.
+            ack_quorum_size: how many bookies must have stored an entry before `append` returns.
+            password: readers and recoveries must give this password. The ledger's metadata has only
+                a key that is derived from the password.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
-            custom_metadata: kept with the ledger, for the user.
-            ledger_id: an id that no ledger ever had; None takes a fresh one.
+            custom_metadata: values of the user that are stored in the ledger's metadata.
+            ledger_id: an id that no ledger ever had; None chooses a new id.
             deferred_sync: `append` returns before entries are durable; `force` makes them durable.
-                A bookie of this ledger that fails is skipped, never replaced.
+                With `deferred_sync`, the writer skips a failed bookie, and never replaces the
+                bookie.
             allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
-                as long as each write set has an ack quorum of writable bookies. Slots without a
-                bookie stay vacant (``vacant.2``), as if their bookies had failed. Entries have
-                fewer copies until new bookies fill these slots.
+                if each write set has an ack quorum of writable bookies. Slots without a bookie stay
+                vacant (``vacant.2``), as if their bookies had failed. Until new bookies fill vacant
+                slots, entries have fewer copies.
 
         Raises:
-            NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
-                `allow_degraded` needs, or `placement.enforce` forbids all choices.
-            LedgerExistsError: `ledger_id` is taken, or was.
-            StoreWentBackError: the metadata store was set back to an older state and would give out
-                used ids again.
-            BadRequestError: sizes or digest type are wrong.
+            NotEnoughBookiesError: there are fewer writable bookies than `ensemble_size`, or than
+                `allow_degraded` needs. Also raised if `placement.enforce` forbids all choices of
+                bookies.
+            LedgerExistsError: a ledger has or had the id `ledger_id`.
+            StoreWentBackError: the metadata store was set back to an older state, so it would give
+                out used ids again.
+            BadRequestError: a size or the digest type is wrong.
             WeakDigestError: ``client.digest_least`` refuses the digest type.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
@@ -119,19 +122,19 @@ class BookKeeper(ClusterConnection):
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
         """Become the writer of a ledger that another client created but did not write to.
 
-        Await it, or enter it, as with `create_ledger`.
+        Await the call or enter it, as with `create_ledger`.
 
-        A ledger that can be claimed has the key `UNCLAIMED` in its custom metadata, and no entry.
-        If several clients claim the ledger at once, only one succeeds, because a compare-and-set
-        removes the key. The same step fills vacant slots (`allow_degraded`) with bookies that have
-        become available.
+        Only a ledger without entries whose custom metadata has the key `UNCLAIMED` can be claimed.
+        If several clients claim the ledger at the same time, only one client succeeds, because a
+        compare-and-set removes the key. The same compare-and-set fills vacant slots
+        (`allow_degraded`) with bookies that have become available.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
             WeakDigestError: ``client.digest_least`` refuses the ledger's digest type.
-            LedgerClosedError: the ledger already has or had its one writer.
-            MetadataError: the metadata store failed; unknown whether the ledger was claimed.
+            LedgerClosedError: the ledger already has or had its only writer.
+            MetadataError: the metadata store failed; the ledger may or may not be claimed.
         """
         return await self._ledgers_here.claim(ledger_id, password)
 
@@ -141,16 +144,16 @@ class BookKeeper(ClusterConnection):
     ) -> ReaderHandle:
         """Open a ledger for reading.
 
-        Without `recover` the ledger's writer continues. The reader of an open ledger reads up to
-        the last add confirmed, and can follow the ledger. With `recover` the call fences the ledger
-        and closes it. The closed ledger has every acknowledged entry, and the writer gets
-        LedgerFencedError.
+        Without `recover`, a writer of the ledger can continue. The reader of an open ledger reads
+        up to the last add confirmed, and can follow the ledger. With `recover`, `open_ledger`
+        fences the ledger and closes it. The closed ledger has every acknowledged entry, and its
+        writer gets LedgerFencedError.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
             WeakDigestError: ``client.digest_least`` refuses the ledger's digest type.
-            NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
+            NotEnoughBookiesError: too few bookies answered, so the ledger's end is unknown.
             LedgerRecoveryError: too few bookies answered the recovery; try again.
             MetadataError: the metadata store failed.
         """
@@ -160,30 +163,31 @@ class BookKeeper(ClusterConnection):
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger: nobody can open it again, and bookies free its space later.
 
-        A writer or reader that has the ledger open is not warned. Bookies learn of deletions by
-        listing the cluster's ledgers, within seconds or, in a large cluster, minutes. Until then
-        appends to the deleted ledger may still be acknowledged. Afterwards bookies refuse appends
-        as if the ledger were fenced. The writer's `close` raises NoSuchLedgerError.
+        A writer or reader that has the ledger open gets no notice. Bookies learn of the deletion
+        when they list the cluster's ledgers: within seconds, or within minutes in a large cluster.
+        Until bookies learn of the deletion, they may acknowledge appends to the deleted ledger.
+        Bookies that know of the deletion refuse appends as if the ledger were fenced. The `close`
+        of a deleted ledger's writer raises NoSuchLedgerError.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
-            MetadataError: the metadata store failed; unknown whether the ledger was deleted.
+            MetadataError: the metadata store failed; the ledger may or may not be deleted.
         """
         await self._ledgers_here.ledgers.delete(ledger_id)
 
     @checked
     async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
-        """Yield the ids above `after` of all ledgers, ascending; raise if some cannot be listed.
+        """Yield the ids of all ledgers above `after`, ascending.
 
         Raises:
-            MetadataError: the metadata store failed.
+            MetadataError: the metadata store failed, so some ids may be missing.
         """
         async for ledger_id in self._ledgers_here.ledgers.list_ids(after):
             yield ledger_id
 
     @checked
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Return the present metadata of a ledger.
+        """Return the current metadata of a ledger.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -193,9 +197,9 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
-        """Explain what a recovery of the ledger would decide now; fence and write nothing.
+        """Explain where a recovery would end the ledger now; fence nothing and write nothing.
 
-        The call asks the bookies of the ledger's last ensemble, and shows each answer.
+        The result has the answers of all bookies in the ledger's last ensemble.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -216,17 +220,19 @@ class BookKeeper(ClusterConnection):
         transactional: bool = False,
         policy: LogPolicy | None = None,
     ) -> None:
-        """Make a log with its partitions.
+        """Create a log with its partitions.
 
         Args:
             name: ``log``, or ``namespace/log``.
-            partitions: the number of partitions, fixed for ever; None takes the policy's number.
+            partitions: the number of partitions, which never changes; None takes the number in the
+                policy.
             transactional: records enter the log only by `publish`; the log has no writer.
-            policy: the settings of this log; the namespace decides all other settings.
+            policy: the log's own policy. Values that this policy does not set come from the
+                namespace's policy.
 
         Raises:
-            LogExistsError: the name is taken.
-            NoSuchKeyError: there is no such namespace.
+            LogExistsError: a log with this name exists.
+            NoSuchKeyError: the namespace does not exist.
             BadRequestError: a name or a number is wrong.
         """
         mode = LogMode.TRANSACTIONAL if transactional else LogMode.WRITER
@@ -248,21 +254,22 @@ class BookKeeper(ClusterConnection):
     ) -> LogWriter:
         """Become the owner of a log and return its writer; the former owner gets LogTakenOverError.
 
-        Await it, or enter it: ``async with bk.open_log("orders") as log`` closes the log at
+        Await the call, or enter it: ``async with bk.open_log("orders") as log`` closes the log at
         the end of the block.
 
         Args:
             name: ``log``, or ``namespace/log``.
-            partition: own this partition only; with None, own all partitions.
+            partition: the only partition to own; with None, own all partitions.
             password: the password of all ledgers of the log.
             owner: the name of this owner in other clients' errors; by default host and process.
-            patience_seconds: the longest wait for bookies, the metadata store or another owner that
-                opens the log at the same time. A writer that has waited so long ends.
-            create: make the log if it does not exist.
+            patience_seconds: the longest wait for bookies, for the metadata store, or for another
+                client that opens the log at the same time. If a wait takes longer, the writer
+                fails.
+            create: create the log if it does not exist.
 
         Raises:
             NoSuchLogError: the log does not exist, and `create` is False.
-            LogTakenOverError: other clients opened the log again and again meanwhile.
+            LogTakenOverError: other clients repeatedly opened the log during the call.
             UnauthorizedError: the password is wrong.
             BadRequestError: the log is transactional, or has no such partition.
             UnavailableError: bookies did not answer.
@@ -290,10 +297,10 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> LogReader | PartitionsReader:
-        """Return a reader of a log, to iterate over; it also has `batches`, `seek` and `lag`.
+        """Return a reader of a log: iterate over it, or use its `batches`, `seek` and `lag`.
 
-        A reader never fences or writes. A reader of several partitions returns their records as
-        they arrive; records of one partition stay in order.
+        A reader fences nothing and writes nothing. A reader of several partitions returns their
+        records as they arrive; the records of each partition stay in order.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -303,11 +310,11 @@ class BookKeeper(ClusterConnection):
                 is a datetime with a zone, or ms since 1970.
             end: an offset or a position; only records before it are read.
             follow: wait for new records, for ever or up to `end`. Without `follow`, reading ends
-                with the last record that is confirmed when the reader gets there.
-            partition: read this partition only.
+                when the reader has returned all records that are confirmed by then.
+            partition: the only partition to read; with None, read all partitions.
             password: the password of the log's ledgers.
-            on_truncated: ``raise`` LogTruncatedError if the next record was truncated, or ``skip``
-                to the earliest one.
+            on_truncated: what to do if the next record was truncated: ``raise`` LogTruncatedError,
+                or ``skip`` to the earliest record that still exists.
 
         Raises:
             NoSuchLogError: the log does not exist.
@@ -339,13 +346,14 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> AsyncGenerator[LogRecord, None]:
-        """Yield the records of a log, one by one, in their order. See `log_reader`.
+        """Yield the records of a log one by one; the records of each partition are in order.
 
         To stop reading, leave the loop or close the generator.
 
         Raises:
-            LogTruncatedError: the next record was truncated; the error names the earliest one.
-            NoSuchLogError: there is no such log, or it was deleted meanwhile.
+            LogTruncatedError: the next record was truncated; the error names the earliest record
+                that still exists.
+            NoSuchLogError: the log does not exist, or was deleted during the reading.
             UnavailableError, CorruptionError: a record could not be read from any bookie.
         """
         reader = await self.log_reader(
@@ -379,19 +387,19 @@ class BookKeeper(ClusterConnection):
         """Return a consumer of one partition; enter it to hold the cursor, then iterate it.
 
         ``async with bk.consume("orders", cursor="billing") as consumer`` begins at the cursor.
-        `LogConsumer.commit` moves the cursor behind the records that were handed out. Another
-        consumer of the same cursor waits until this consumer ends. A consumer that was stopped for
-        too long cannot move the cursor: it gets CursorLostError.
+        `LogConsumer.commit` moves the cursor to the end of the records that the iteration returned.
+        Another consumer of the same cursor waits until this consumer ends. If a consumer's process
+        was stopped for too long, the consumer cannot move the cursor: it gets CursorLostError.
 
         Args:
             name: ``log``, or ``namespace/log``.
             cursor: the name of the cursor.
-            partition: the number of the partition; required if the log has several.
+            partition: the number of the partition; required if the log has several partitions.
             start: where a new cursor begins; see `log_reader`.
             start_time: instead of `start`: a new cursor begins at the first record of this time or
                 later.
-            create: make the cursor if it does not exist.
-            auto_commit: how often finished records are committed automatically; None: never.
+            create: create the cursor if it does not exist.
+            auto_commit: how often finished records are committed automatically; with None, never.
             password: the password of the log's ledgers.
             on_truncated: see `log_reader`.
 
@@ -428,24 +436,26 @@ class BookKeeper(ClusterConnection):
     ) -> GroupMember:
         """Return a member of a group that shares logs; enter it to join the group, then iterate it.
 
-        Each partition has one member at a time. When members join or leave, as few partitions as
-        possible change their member. The group's cursors have the group's name.
+        Each partition belongs to one member at a time. When members join or leave, as few
+        partitions as possible go to another member. The group's cursors have the group's name.
 
         Args:
             group: the name of the group.
-            logs: the names of logs. The group consumes a missing log as soon as it is created.
-            pattern: a pattern for further logs of one namespace: ``orders-*``, ``sales/*``.
+            logs: the names of logs. If a log does not exist, the group consumes it as soon as it is
+                created.
+            pattern: a pattern for more logs of one namespace: ``orders-*``, ``sales/*``.
             member: a name that no other member has; generated if empty. A member that rejoins under
-                its name gets its former partitions, as far as the balance allows.
-            start: where the group begins in a partition that is new to it; see `log_reader`.
+                its name gets its former partitions, if this keeps the shares balanced.
+            start: where the group begins to read a partition without a cursor; see `log_reader`.
             start_time: instead of `start`: begin at the first record of this time or later.
-            auto_commit: how often finished records are committed automatically; None: never.
-            on_change: called with this member's partitions after each change; it must not raise.
+            auto_commit: how often finished records are committed automatically; with None, never.
+            on_change: called with this member's partitions after each change; it must not raise an
+                error.
             password: the password of the ledgers of all these logs.
             on_truncated: see `log_reader`.
 
         Raises:
-            BadRequestError: a name is wrong, or neither logs nor a pattern are given.
+            BadRequestError: a name is wrong, or both `logs` and `pattern` are empty.
         """
         reading = LogReading(self._logs, password, on_truncated)
         return GroupMember(
@@ -463,7 +473,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def cursors(self, name: str, *, password: bytes = b"") -> Cursors:
-        """Return the cursors of a log, to create, reset or delete them, or to see their lag."""
+        """Return an object that lists, creates, resets and deletes a log's cursors."""
         return Cursors(self._logs, LogName.parse(name), LogReading(self._logs, password))
 
     @checked
@@ -471,8 +481,8 @@ class BookKeeper(ClusterConnection):
         """Return the state of a group: its members, their partitions and their lag.
 
         Raises:
-            NoSuchKeyError: the group never existed.
-            UnavailableError: too few bookies answered to tell where a partition ends.
+            NoSuchKeyError: the group never had a member.
+            UnavailableError: too few bookies answered, so the end of a partition is unknown.
         """
         return await group_status(self._logs_here, group, LogReading(self._logs_here, password))
 
@@ -482,7 +492,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
-        """Yield the names of all logs, or of the logs of a namespace."""
+        """Yield the names of all logs, or only of the logs in `namespace`."""
         async for name in self._logs_here.logs.list_logs(namespace):
             yield str(name)
 
@@ -490,26 +500,26 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def publisher(self, name: str) -> LogPublisher:
-        """Return a publisher, which publishes each batch to a transactional log exactly once."""
+        """Return a publisher, which adds batches of records to a transactional log exactly once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
     @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
-        """Return a writer for one partition; `publisher.publish` publishes its records later.
+        """Return a writer of records that `LogPublisher.publish` will add to one partition later.
 
-        The log must be transactional. Readers see the records after their publication. Enter the
-        writer to close its ledger at the end of the block.
+        The log must be transactional. Readers see the records only after their publication. If you
+        enter the writer, the end of the block closes its ledger.
 
         Args:
             name: ``log``, or ``namespace/log``.
-            application: the id under which the ranges will be published.
+            application: the id of the application that will publish the records.
             partition: the number of the partition.
             password: the password of all ledgers of the log.
 
         Raises:
-            NoSuchLogError: there is no such log.
+            NoSuchLogError: the log does not exist.
             BadRequestError: the log is not transactional, or has no such partition.
         """
         place = LogPartition(LogName.parse(name), partition)
@@ -518,25 +528,25 @@ class BookKeeper(ClusterConnection):
     # -- keeping house -----------------------------------------------------------------------------
 
     def maintenance(self) -> Maintenance:
-        """Return the object that lists ledgers and logs, and audits and repairs copies."""
+        """Return an object that lists, audits, repairs and compacts ledgers and logs."""
         return Maintenance(self._logs)
 
     @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
-        """Return a log's definition, and the present ends of its partitions.
+        """Return a log's definition, and the current end of each partition.
 
         Raises:
-            NoSuchLogError: there is no such log.
-            NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
+            NoSuchLogError: the log does not exist.
+            NotEnoughBookiesError: too few bookies answered, so the end of a partition is unknown.
         """
         return await log_status(self._logs_here, LogName.parse(name), password)
 
     @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
-        """Return a survey that locates a log's records, for readers that split the work.
+        """Return a `LogSurvey`, by which several readers can divide a log's records.
 
         Raises:
-            NoSuchLogError: there is no such log.
+            NoSuchLogError: the log does not exist.
         """
         return await LogSurvey.open(self._logs_here, LogName.parse(name), password)
 
@@ -548,10 +558,10 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         timeout_seconds: float,
     ) -> bool:
-        """Wait until one of the partitions has a record at or after its offset in `offsets`.
+        """Wait until a partition has a record at or after its offset in `offsets`.
 
-        The call returns True if there is such a record, and False after the timeout. The call
-        fences and writes nothing.
+        The keys of `offsets` are pairs of a log's name and a partition's number. The result is True
+        if there is such a record, and False after the timeout. The wait fences nothing.
 
         Raises:
             NoSuchLogError: a log does not exist.
@@ -570,17 +580,21 @@ class BookKeeper(ClusterConnection):
         before: int | LogPosition | None = None,
         before_time: Moment | None = None,
     ) -> int:
-        """Truncate a partition before an offset, a position or a time; return its first offset.
+        """Remove the records of a partition before an offset, a position or a time.
 
-        Readers of earlier records get LogTruncatedError. The log's writer continues. `before_time`
-        removes whole ledgers from the beginning of the partition. A ledger is removed only if all
-        its records are older.
+        A reader whose next record was removed gets LogTruncatedError. The log's writer can continue
+        to append. `before_time` removes only whole ledgers, in which all records are older than
+        this time.
+
+        Returns:
+            the first offset that the partition still has.
 
         Raises:
-            NoSuchLogError: there is no such log.
-            BadRequestError: not exactly one bound is given; or the offset is in the ledger that is
-                written now: roll the log first.
-            MetadataError: the metadata store failed; truncate again to be sure.
+            NoSuchLogError: the log does not exist.
+            BadRequestError: `before` and `before_time` are both given or both missing. Also raised
+                if the offset is in the ledger to which the writer appends now: roll the log first.
+            MetadataError: the metadata store failed, so the partition may or may not be truncated;
+                call `truncate_log` again.
         """
         before_ms = None if before_time is None else moment_ms(before_time)
         place = LogPartition(LogName.parse(name), partition)
@@ -588,13 +602,14 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def delete_log(self, name: str) -> None:
-        """Delete a log with all its ledgers and cursors. After an interruption, repeat the call.
+        """Delete a log with all its ledgers and cursors.
 
-        The log's writer and its readers get NoSuchLogError.
+        If the deletion is interrupted, call `delete_log` again to finish it. The log's writer and
+        its readers get NoSuchLogError.
 
         Raises:
-            NoSuchLogError: there is no such log.
-            MetadataError: the metadata store failed; delete the log again to finish.
+            NoSuchLogError: the log does not exist.
+            MetadataError: the metadata store failed; call `delete_log` again to finish.
         """
         await delete_log(self._logs_here, LogName.parse(name))
 
@@ -604,13 +619,13 @@ class BookKeeper(ClusterConnection):
     ) -> LogSweep:
         """Delete orphaned ledgers of logs, and apply retention to all logs.
 
-        Run the sweep once a day. A ledger is orphaned if it was made for a log and no log names it.
-        Ledgers younger than `older_than_seconds` stay, because their writers may be about to add or
-        publish them. With `dry_run` nothing is deleted.
+        Run the sweep once a day. A ledger is orphaned if it was created for a log, but no log names
+        it. Ledgers younger than `older_than_seconds` are not deleted, because their writers may add
+        them to a log soon. With `dry_run` the sweep deletes nothing, and only reports.
 
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.
-            NotEnoughBookiesError: too few bookies told their time; nothing was swept.
+            NotEnoughBookiesError: too few bookies answered with their time; nothing was deleted.
         """
         return await sweep_logs(
             self._logs_here, older_than_seconds=older_than_seconds, dry_run=dry_run

@@ -1,4 +1,4 @@
-"""Connect to a cluster of bookies, or take part in the coordination of a service."""
+"""The functions `connect` for clients of bookies, and `coordinate` for locks and other recipes."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def connect(
         rpc: message sizes and keepalive; None takes the settings of the section ``[rpc]``.
         settings: settings of the sections ``[client]`` and ``[security]``, such as
             ``add_timeout_seconds=10``. With ``ca_file="ca.pem"`` the client connects by TLS. With
-            ``token_file="token"`` the client sends the file's token with each call. All other
-            settings come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file that
-            ``BOOKIE_CONFIG`` names, or from the defaults.
+            ``token_file="token"`` the client sends the token in this file with each request. All
+            other settings come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file
+            that ``BOOKIE_CONFIG`` names, or from the defaults.
 
     Raises:
-        ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
+        ConfigurationError: a setting or the URI is wrong. Entering the client may also raise this
+            error.
     """
     if not isinstance(rpc, RpcSettings | None):
         raise ConfigurationError(f"rpc must be an RpcSettings, not {type(rpc).__name__}")
@@ -80,7 +81,7 @@ def connect(
 
 
 def _named(key: str, value: object) -> tuple[str, str]:
-    """Return the full name of a keyword's setting, and its value as text."""
+    """Return the name ``section.key`` of the setting called `key`, and its value as text."""
     if key in _FILES and not isinstance(value, str | Path):
         raise ConfigurationError(f"{key} must be a path, not {type(value).__name__}")
     section = "security" if key in _FILES or key == "allow_plaintext" else "client"
@@ -93,15 +94,16 @@ async def coordinate(
 ) -> AsyncIterator[Participant]:
     """Open a session and yield the participant that locks and all other recipes need.
 
-    The participant has a session of its own. At the end of the block, or of the session, it
-    releases everything: locks, leadership, memberships and unfinished queue items. A process that
-    was stopped for a while learns late that it has lost a lock. So guard the protected data by
-    `Lock.token`, or by `Lock.check` in a transaction of `Participant.store`.
+    The end of the block, or of the session, releases the participant's locks, leaderships,
+    memberships and unfinished queue items. A process that was stopped for a while learns late that
+    it has lost a lock. So guard the protected data by `Lock.token`, or by `Lock.check` in a
+    transaction of `Participant.store`.
 
     Args:
-        metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. In a
-            cluster's scope, other keys would prevent the removal of the cluster.
-        session_timeout_seconds: how long others wait for a process that died or cannot be reached.
+        metadata_uri: a URI as for `connect`, but with a scope that no cluster of bookies uses. In a
+            cluster's scope, foreign keys would prevent the removal of the cluster.
+        session_timeout_seconds: how long other processes wait for the locks of a process that died
+            or cannot be reached.
 
     Raises:
         ConfigurationError: the URI or a setting of [metadata] is wrong.

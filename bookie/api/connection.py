@@ -1,4 +1,4 @@
-"""Connect and close a client: make its parts, and end them in order."""
+"""Connects a client: creates its parts when it is entered, and closes them in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bookie.metadata.uri import shown_uri
 
 
 class ClusterConnection:
-    """Base of `BookKeeper`, which connects on entry and closes on exit or by `aclose`."""
+    """The base of `BookKeeper`: an async context manager that connects and closes the client."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ClusterConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client, as leaving its block does; do nothing if it is not connected."""
+        """Close the client like the end of its block; do nothing if it is not connected."""
         entered, self._entered = self._entered, None
         if entered is None:
             return
@@ -98,7 +98,7 @@ class ClusterConnection:
         return self._connected.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:
-        """Return the registered bookies of this moment by id, read-only bookies included."""
+        """Return the bookies that are registered now, by id, including read-only bookies."""
         return self._connected.directory.all()
 
     @property
@@ -111,7 +111,7 @@ class ClusterConnection:
 
     @property
     def _logs_here(self) -> LogClient:
-        """Return the log client; check that the caller runs in the client's event loop."""
+        """The log client, after a check that the current event loop is the client's event loop."""
         logs = self._logs
         logs.require_here()
         return logs

@@ -1,6 +1,7 @@
 """Maintenance of a cluster, for jobs and tools: lists, audits, repairs and compactions.
 
-Listings read metadata only, and ask no bookie. `BookKeeper.maintenance` returns a `Maintenance`.
+Lists come only from metadata; bookies are not asked. `BookKeeper.maintenance` returns a
+`Maintenance`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ READS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class ListedPartition:
-    """A log's partition, as the metadata store lists it; no bookie is asked about open ledgers."""
+    """A partition of a log, with its head in the metadata store."""
 
     name: str
     definition: LogDefinition
@@ -50,7 +51,7 @@ class ListedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ListedCursor:
-    """A cursor in one partition."""
+    """The cursor of a log in one partition."""
 
     log: str
     partition: int
@@ -70,12 +71,15 @@ class Maintenance:
     async def ledgers(
         self, on_damaged: Callable[[int], object]
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """Yield all ledgers by id; call `on_damaged` for those with damaged metadata."""
+        """Yield the metadata of all ledgers, sorted by id.
+
+        `on_damaged` is called with the id of each ledger whose metadata is damaged.
+        """
         async for found in self._client.ledgers.ledgers.list_readable(on_damaged):
             yield found
 
     async def partitions(self) -> list[ListedPartition]:
-        """Return all partitions of all logs, except of logs that are being deleted."""
+        """Return the partitions of all logs, without logs that are being deleted."""
         logs = self._client.logs
         names = [name async for name in logs.list_logs()]
         found: list[ListedPartition] = []
@@ -113,7 +117,7 @@ class Maintenance:
 
     @checked
     async def history(self, log: str) -> list[tuple[int, LogRange]]:
-        """Return all ranges of a log that still exist, by partition and in order.
+        """Return all ranges of a log that were not truncated, each with its partition, in order.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -130,26 +134,26 @@ class Maintenance:
 
     @checked
     async def applications(self, log: str) -> Mapping[str, int]:
-        """Return the last batch of each publishing application that a log has not forgotten."""
+        """Return a mapping: application id → the number of its last batch in the log."""
         return await self._client.logs.applications(LogName.parse(log))
 
     # -- compaction --------------------------------------------------------------------------------
 
     @checked
     async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
-        """Return the ranges of a log worth joining; see `bookie.log.compact.compaction`."""
+        """Return the small ranges of a log that should be joined; see `bookie.log.compact`."""
         return await plan_compaction(self._client, LogName.parse(log), limits)
 
     @checked
     async def copy_group(self, group: CompactionGroup, password: bytes = b"") -> CopiedGroup:
-        """Copy a group of ranges into a new ledger; any process can do this."""
+        """Copy a group of ranges into a new ledger; several processes may copy different groups."""
         return await copy_group(self._client, group, password)
 
     @checked
     async def publish_compaction(
         self, partition: LogPartition, copies: Sequence[CopiedGroup]
     ) -> PublishedCompaction:
-        """Put the new ledgers in place of a partition's old ledgers, and delete the old ones."""
+        """Replace the old ledgers of a partition by the new ledgers, and delete the old ledgers."""
         return await publish_compaction(self._client, partition, copies)
 
     # -- audits and repairs ------------------------------------------------------------------------
@@ -158,7 +162,11 @@ class Maintenance:
     async def plan(
         self, item_bytes: int, wanted: Callable[[int], bool], on_damaged: Callable[[int], object]
     ) -> list[AuditItem]:
-        """Return the work items of an audit of the `wanted` ledgers, without asking bookies."""
+        """Return the work items for an audit of all ledgers for which ``wanted(id)`` is True.
+
+        The audit of one item reads at most about `item_bytes`. `on_damaged` is called with the id
+        of each wanted ledger whose metadata is damaged.
+        """
         items: list[AuditItem] = []
         async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
             if wanted(found.value.ledger_id):
@@ -168,11 +176,11 @@ class Maintenance:
 
     @checked
     async def audit(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
-        """Read and verify all copies that the items name; see `ReplicaAudit`."""
+        """Read and verify all copies that the items name, and return the verdicts."""
         return await ReplicaAudit(self._client.ledgers).run(items)
 
     async def require_repairs_enabled(self) -> None:
-        """Raise an error if an operator has disabled repairs.
+        """Check that no operator has disabled repairs in the cluster.
 
         Raises:
             BadRequestError: repairs are disabled.
@@ -182,7 +190,7 @@ class Maintenance:
 
     @checked
     async def repair(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
-        """Give bookies their missing copies of one ledger; see `ReplicaRepair`."""
+        """Copy missing or damaged entries of one ledger to their bookies; return the outcomes."""
         return await self._repair().run(ledger_id, damages)
 
     def _repair(self) -> ReplicaRepair:

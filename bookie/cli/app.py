@@ -1,23 +1,23 @@
 """The root of the command line: the table of command groups, and every command's exit status.
 
-The groups are a table of name, module and one line of help. A module is imported when its group is
-named. Printing the root's help, or completing a group's name, imports no module, so ``bookie
---help`` takes under 0.3 s.
+The table `GROUPS` has the name, the module and one line of help for each command group. A module is
+imported only when the user names its group. So ``bookie --help`` and the completion of a group's
+name import no module, and take under 0.3 s.
 
 ===========  =====================================================================================
 exit status  meaning
 ===========  =====================================================================================
-0            done
-1            failed; one sentence on standard error says why
-2            misused: unknown command, option or value
-130          interrupted with Ctrl-C
-141          the reader of the output ended first, as ``head`` does, or the terminal was closed;
-             nothing is printed
+0            the command succeeded
+1            the command failed; one sentence on standard error says why
+2            the command line has an unknown command, option or value
+130          the user interrupted the command with Ctrl-C
+141          the reader of the output ended first, like ``head``, or the terminal was closed;
+             no message is printed
 ===========  =====================================================================================
 
 ``bookie serve`` also exits with 3 if the metadata store was unreachable for too long. As in
 ``sysexits.h``, ``bookie serve`` exits with 74 if a disk failed, and with 78 if the configuration is
-wrong. With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
+wrong. With ``BOOKIE_DEBUG=1`` the command also prints the traceback of an error.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A command group that imports its members when they are named."""
+    """The root command group, which imports a member's module only when the user names it."""
 
     def list_commands(self, ctx: _click.Context) -> list[str]:
-        """The names of the groups, in the order in which help shows them."""
+        """Return the names of the command groups in the order of the help."""
         return list(GROUPS)
 
     def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
@@ -115,7 +115,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(
         self, ctx: _click.Context, args: list[str]
     ) -> tuple[str | None, _click.Command | None, list[str]]:
-        """Resolve a command like the base class, so that it can suggest a similar name."""
+        """Resolve a command; for an unknown name, let the base class suggest similar names."""
         if args[0] not in GROUPS:
             self.commands.update(dict.fromkeys(GROUPS, self))
         return super().resolve_command(ctx, args)
@@ -155,10 +155,10 @@ def _root(
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run one command line and return its exit status; every error becomes one sentence.
+    """Run one command line and return its exit status; print an error as one sentence.
 
     Args:
-        args: the words after ``bookie``; None means the process's own arguments.
+        args: the words after ``bookie``; None means the arguments of this process.
     """
     try:
         outcome: Any = get_command(app)(args=args, prog_name="bookie", standalone_mode=False)
@@ -200,7 +200,7 @@ def _end(error: BaseException) -> int:
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of tasks that failed together, because it caused the other errors."""
+    """Return the first error in a group of errors of tasks; it usually caused the others."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -208,7 +208,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def main() -> NoReturn:
-    """Call `run` with the process's own arguments, then exit with the returned status."""
+    """Run the command line of this process, then exit with its status."""
     # NumPy's linear algebra, which bookie does not use, would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if DEBUG_VARIABLE not in os.environ:
@@ -231,10 +231,10 @@ def main() -> NoReturn:
 
 
 def _stand_in_for_closed() -> None:
-    """Replace missing standard streams with streams that fail when they are used.
+    """Replace each closed standard stream with a stream that fails when it is used.
 
-    Otherwise the next file that the process opens, such as a store's file, would become its
-    standard output.
+    Without the replacement, the next file that the process opens would get the descriptor of the
+    closed stream. For example, output would then be written into a file of the metadata store.
     """
     names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
     for descriptor, (name, mode, flags) in enumerate(names):
@@ -248,7 +248,7 @@ def _stand_in_for_closed() -> None:
 
 
 def _interrupt(*_signal: object) -> None:
-    """Treat a closed terminal as Ctrl-C; ignore a second SIGHUP, which the kernel also sends."""
+    """Handle SIGHUP of a closed terminal like Ctrl-C; the kernel's second SIGHUP is ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
 
@@ -259,7 +259,7 @@ def _fail(sentence: str, status: int) -> int:
 
 
 def report(sentence: str) -> None:
-    """Print one line on standard error; first the current traceback, if BOOKIE_DEBUG is set."""
+    """Print one line on standard error; if BOOKIE_DEBUG is set, print the traceback first."""
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         import traceback
 
@@ -268,7 +268,10 @@ def report(sentence: str) -> None:
 
 
 def _fail_usage(error: typer.TyperException) -> int:
-    """Print the mistake and where to read more; for a group without a command, print its help."""
+    """Print the mistake in the command line, and the help command; return the exit status.
+
+    If the user named a group without a command, print the help of the group.
+    """
     sentence = error.format_message()
     if sentence.startswith("Usage:"):
         print(sentence, file=sys.stderr)
@@ -287,5 +290,5 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _abandon_stdout() -> None:
-    """Make the interpreter's last flush a no-op, because the reader of the output has ended."""
+    """Redirect standard output to /dev/null, so that the interpreter's last flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

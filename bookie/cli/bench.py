@@ -35,7 +35,7 @@ Size = Annotated[int, typer.Option("--size", min=0, max=4_000_000, help="Bytes o
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size and the concurrency of a load."""
+    """The parameters of a load: sizes, concurrency and duration."""
 
     entry_bytes: int
     batch: int
@@ -47,7 +47,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Measured:
-    """The result of a load. `seconds` and `latencies` are in seconds."""
+    """The measured totals and latencies of a load; `latencies` are in seconds."""
 
     entries: int = 0
     entry_bytes: int = 0
@@ -55,7 +55,7 @@ class Measured:
     latencies: list[float] = field(default_factory=list)
 
     def record(self) -> Record:
-        """Return the result as a record whose value names contain units."""
+        """Return the totals, rates and latency percentiles as a record for the output."""
         record: dict[str, int | float] = {
             "entries": self.entries,
             "bytes": self.entry_bytes,
@@ -72,7 +72,7 @@ class Measured:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest value that is at least as large as `percentile` percent of the values."""
+    """Return the smallest of `ordered` such that `percentile` percent of them are no larger."""
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]
 
@@ -117,7 +117,7 @@ def write(
 
 
 async def write_load(writers: Sequence[WriterHandle | LogWriter], shape: Shape) -> Measured:
-    """Append through `writers` with `shape.in_flight` concurrent callers for `shape.seconds`."""
+    """Append to `writers` by `shape.in_flight` concurrent tasks for `shape.seconds`."""
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
@@ -179,7 +179,7 @@ def read(
 
 
 async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:
-    """Read a whole ledger `rounds` times."""
+    """Read a whole ledger `rounds` times, and return the totals and latencies."""
     measured = Measured()
     reader = await client.open_ledger(ledger_id)
     total = (reader.last_entry_id + 1) * rounds
@@ -213,11 +213,11 @@ def log(
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the log.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a log for a while, read it back, then append and follow it for the same time.
+    """Measure a log in three phases: write it, read it back, then append while a reader follows.
 
-    The write phase measures the latency of an append. The read phase measures the time until the
-    next batch arrives. The tail phase measures the time from a record's append to its arrival at a
-    reader that follows the log.
+    The write phase and the tail phase last --seconds each. The write phase measures the latency of
+    an append. The read phase measures the time until the next batch arrives. The tail phase
+    measures the time from a record's append to its arrival at a reader that follows the log.
     """
     from bookie.log.catalog.log_policy import LogPolicy
 
@@ -234,7 +234,10 @@ def log(
 async def _bench_log(
     bk: BookKeeper, partitions: int, policy: LogPolicy, shape: Shape, *, keep: bool
 ) -> list[Record]:
-    """Load a new log and return one record for each phase; delete the log unless `keep`."""
+    """Create a log, run the three phases on it, and return one record for each phase.
+
+    The log is deleted afterwards, unless `keep` is set.
+    """
     async with _new_log(bk, partitions, policy, keep=keep) as name:
         async with bk.open_log(name, create=False) as writer:
             written = await write_load([writer], shape)
@@ -260,7 +263,7 @@ async def _new_log(
 
 
 async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
-    """Read all records once; a latency is the time until the next batch arrives."""
+    """Read all records once; each measured latency is the time until the next batch arrives."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     reader = await bk.log_reader(name)
@@ -278,7 +281,7 @@ async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
 
 
 async def _tail_load(bk: BookKeeper, writer: LogWriter, shape: Shape) -> Measured:
-    """Append records one by one; a latency is the time from an append to the record's arrival."""
+    """Append records one by one; measure the time from each append to the record's arrival."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     payload = bytes(shape.entry_bytes)

@@ -1,4 +1,4 @@
-"""``bookie cluster``: create or remove a cluster, list its bookies, and set common settings."""
+"""``bookie cluster``: create, check or remove a cluster, list its bookies, and set its settings."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def nuke(
         typer.Option("--foreign", help="Also delete keys of etcd that no bookie could write."),
     ] = False,
 ) -> None:
-    """Delete a cluster's metadata: its ledgers, cookies, namespaces and its identity.
+    """Delete all metadata of a cluster: its ledgers, cookies, namespaces and identity.
 
-    After the deletion no client can find the data of the cluster's bookies. The command refuses
+    After the deletion no client can find the data on the cluster's bookies. The command refuses
     while a bookie is registered, or while the scope has keys that do not belong to the cluster.
     """
     from bookie.ledger.catalog.removal import nuke_cluster
@@ -74,7 +74,7 @@ def nuke(
 
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show the cluster as a whole: its id, and its numbers of bookies and ledgers."""
+    """Show the cluster's id, and the numbers of its bookies and ledgers."""
     print_record(on_store(metadata, _status), output)
 
 
@@ -114,18 +114,19 @@ def health(
     ] = 10.0,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Check the cluster as a whole; the exit status is 1 if anything is wrong or unknown.
+    """Check the bookies and ledgers of a cluster; exit with 1 if anything is wrong or unknown.
 
-    The command looks for bookies that are missing, read-only or silent. The command also looks for
+    The command reports bookies that are missing, read-only or silent. The command also reports
     ledgers that name an unregistered bookie, are in limbo, or lack copies. To find missing copies,
-    the command asks every registered bookie which ledgers it stores. If a bookie has too few
-    entries of a closed ledger or fragment, the command lists the entries of this ledger on this
-    bookie. With --deep the command lists all entries of all ledgers, which takes much longer. Only
-    --deep finds a missing entry if a surplus entry makes the bookie's number of entries right.
-    Finally, the command lists the ledgers that wait for repair, and those whose last repair failed.
+    the command asks every registered bookie which ledgers it stores, with the number of entries of
+    each ledger. If a bookie has too few entries of a ledger, the command lists these entries. With
+    --deep the command lists all entries of all ledgers, which takes much longer. A bookie may lack
+    one entry and have a surplus entry, so that its number of entries is right: only --deep finds
+    this. Finally, the command reports ledgers that wait for repair, and ledgers whose last repair
+    failed.
 
-    The command compares only entries of closed fragments. The command does not read payloads;
-    `bookie node scrub` reads them.
+    The command checks closed ledgers and, in open ledgers, all fragments except the last fragment.
+    The command reads no payloads; `bookie node scrub` reads them.
     """
     from bookie.config import load_settings
     from bookie.daemon.cluster_health import check_cluster
@@ -148,7 +149,7 @@ def health(
 
 @app.command("bookies")
 def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List every bookie that ever joined, alive or not, with its address and free space."""
+    """List all bookies that have a cookie or are registered, with address and free space."""
     records = on_store(metadata, _bookies)
     if output is OutputFormat.TABLE:
         records = [_readable(record) for record in records]
@@ -156,7 +157,7 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return the record with sizes for people, such as 1.5 GiB, and without ``_bytes`` in names."""
+    """Return the record with sizes as text such as 1.5 GiB, and without ``_bytes`` in names."""
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()
@@ -192,10 +193,10 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
 
 
 def _address(registration: Registration | None) -> tuple[str | None, str | None]:
-    """Return the address for entries, with TLS if possible, and the use of TLS.
+    """Return the bookie's address for entries, and ``yes``, ``no`` or ``both`` for its use of TLS.
 
-    The use of TLS is ``yes``, ``no`` or ``both``. With ``both``, the bookie also serves clients
-    without TLS, at another port.
+    If the bookie has an address with TLS, this address is returned. ``both`` means that the bookie
+    also has a port for clients without TLS.
     """
     from bookie.cluster.endpoints import speaks_tls
 
@@ -214,7 +215,7 @@ def _address(registration: Registration | None) -> tuple[str | None, str | None]
 
 @settings_app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cluster's settings, and which of them running bookies change without a restart."""
+    """List the cluster's settings; `dynamic` marks settings that need no restart of a bookie."""
     records = on_store(metadata, _list)
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 
@@ -248,7 +249,7 @@ def set_(
     ],
     metadata: Metadata,
 ) -> None:
-    """Set settings for all bookies that do not set them by file, environment variable or flag.
+    """Set settings of the cluster; a bookie's file, environment variables and flags override them.
 
     Running bookies apply a dynamic setting within a second, and log a line. Any other setting
     applies to a bookie from its next start. `bookie config default` says which settings are
@@ -273,7 +274,7 @@ def unset(
     ],
     metadata: Metadata,
 ) -> None:
-    """Remove settings from the cluster, so that their defaults apply again."""
+    """Remove settings from the cluster; bookies then use their own values or the defaults."""
     from bookie.cluster.cluster_settings import ClusterSettings
 
     on_store(metadata, lambda store: ClusterSettings(store).unset(names))

@@ -1,4 +1,4 @@
-"""``bookie config``: the settings of a bookie, shown, checked and explained."""
+"""``bookie config``: shows, checks and explains the settings of a bookie."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Cluster = Annotated[
 
 
 def parse_overrides(given: list[str] | None, metadata_uri: str | None = None) -> dict[str, str]:
-    """Turn ``section.key=value`` words, and ``--metadata``, into overrides for `load_settings`.
+    """Convert ``section.key=value`` words and ``--metadata`` to overrides for `load_settings`.
 
     Raises:
         typer.BadParameter: a word is not of the form ``section.key=value``.
@@ -61,10 +61,10 @@ def show(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON).
+    """Print the settings that result from defaults, file, environment and flags, as TOML or JSON.
 
-    With --cluster the output includes the settings of the cluster, as they would apply to a bookie
-    that starts now.
+    With --cluster the output includes the cluster's settings, so it shows the settings with which a
+    bookie would start now.
     """
     from bookie.cli.app import report
     from bookie.config import Sources, given_values, render_toml
@@ -92,7 +92,7 @@ def show(
 
 
 def _tell_unknown_variables(sources: Sources) -> None:
-    """Report environment variables that look like settings but are not."""
+    """Report unknown environment variables that begin with ``BOOKIE_``."""
     from bookie.cli.app import report
 
     for name, right in sources.unknown_variables.items():
@@ -115,7 +115,7 @@ def check(
     cluster: Cluster = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
+    """Check that a bookie would accept the settings; if not, print one sentence and exit with 2.
 
     The command connects to the metadata store only with --cluster.
     """
@@ -137,7 +137,7 @@ def check(
 
 @app.command("default")
 def default(output: Output = OutputFormat.TABLE) -> None:
-    """Print a configuration file to begin with: every setting, its default and its meaning."""
+    """Print a template of a configuration file: every setting, its default and its meaning."""
     from bookie.config import Settings, render_defaults
 
     if output is OutputFormat.JSON:

@@ -1,9 +1,10 @@
-"""``bookie cookie``: the cookies of a cluster's bookies in its metadata store.
+"""``bookie cookie``: lists, deletes, moves and restores the cookies of a cluster's bookies.
 
-A cookie ties a bookie's id to its directories. ``bookie inspect cookie`` shows the copy in a
-directory. The bookie creates its cookie at its first start. Use ``bookie cookie`` after a disk was
-lost, or after a bookie's data moved to other directories. Use it also when the metadata store lost
-a cookie that the directories still have.
+A cookie ties a bookie's id to its directories; the bookie creates it at its first start. The
+metadata store and each directory have a copy: ``bookie inspect cookie`` shows the copy in a
+directory. Use ``bookie cookie`` after a disk was lost, or after you moved a bookie's data to other
+directories. Use ``bookie cookie`` also if the metadata store lost a cookie that the directories
+still have.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cookie of every bookie that ever joined the cluster.
+    """List all cookies in the metadata store.
 
     If cookies are damaged, the list omits these cookies and the exit status is 1.
     """
@@ -102,14 +103,17 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Forget a stopped bookie whose data is lost; its id can then start on empty directories.
+    """Delete the cookie of a stopped bookie whose data is lost, so that its id can start empty.
 
-    A bookie with empty directories replaces its own cookie, if repair.enabled and
-    bookie.replace_lost_data are on and no entry is at risk. The command shows which ledgers name
-    the bookie. The command refuses if this bookie may have the last copies of an entry. For each
-    write set with this bookie, the command counts this bookie and all members that are new, in
-    doubt or deleted. If a count reaches the ack quorum, the command refuses. With --force the
-    command deletes the cookie nevertheless. Delete one bookie at a time.
+    You need this command only if the bookie does not replace the cookie itself. A bookie that
+    starts on empty directories replaces its cookie if repair.enabled and bookie.replace_lost_data
+    are on and no entry is at risk.
+
+    The command shows the ledgers that name the bookie. The command refuses if the bookie may have
+    the last copies of an entry. For each write set with this bookie, the command counts the
+    unreliable members: this bookie, and members that are new, in doubt or deleted. If this count
+    reaches the ack quorum, entries are at risk, and the command refuses. With --force the command
+    deletes the cookie even if entries are at risk. Delete only one bookie at a time.
     """
     from bookie.ledger.catalog.bookie_losses import BookieLosses
 
@@ -146,7 +150,7 @@ def _question(bookie: str, found: Dependents) -> str:
 
 
 def _risk(found: Dependents) -> str:
-    """Return the ledgers that may lose entries, as text."""
+    """Describe the ledgers that may lose entries, for an error message."""
     parts = []
     if found.last_copies.count:
         parts.append(f"{found.last_copies.count} ledgers ({found.last_copies})")
@@ -185,12 +189,12 @@ def move(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie's cookies name the directories to which you moved its data.
+    """Write the new paths into a bookie's cookies after you have moved its directories.
 
-    Stop the bookie, move its journal, its ledgers or both with everything in them, and write the
-    new paths into its settings. Then run this command as the bookie's user, with the settings that
-    `bookie serve` gets. The command checks that the new directories belong to this bookie. If the
-    command is interrupted, run it again.
+    Stop the bookie. Move the bookie's journal directory, its ledgers directory or both, with all
+    files in them. Write the new paths into the bookie's settings. Then run this command as the
+    bookie's user, with the options of `bookie serve`. The command checks that the new directories
+    belong to this bookie. If the command is interrupted, run it again.
     """
     from bookie.config import Sources
 
@@ -253,10 +257,10 @@ def restore(
 ) -> None:
     """Copy the cookie in a bookie's directories back into the metadata store.
 
-    The directories may hold an older state of the bookie. So the bookie starts as a new
-    incarnation, and in doubt: it may lack entries. Until a check has found all its entries, the
-    bookie tells no client that an entry is missing. All directories must hold the same state; with
-    --in-doubt their states may differ.
+    The directories may have an older state than the bookie's last state. So the bookie starts as a
+    new incarnation and in doubt, because it may lack entries. A bookie in doubt tells no client
+    that an entry is missing, until a check has found all entries of the bookie. All directories
+    must have the same state; with --in-doubt their states may differ.
     """
     from bookie.daemon.inspection import read_cookie
 
@@ -301,10 +305,10 @@ def restore(
 
 
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
-    """True if a directory's cookie and the oldest cookie may belong to the same state.
+    """True if `cookie` and the oldest cookie of the directories may belong to the same state.
 
-    After a crash during an increase of the state number, some directories have the next number,
-    marked as not settled.
+    After a crash while the state number was increased, some directories have the next number, and
+    their cookies are marked as not settled.
     """
     if cookie.state_number == oldest.state_number:
         return cookie.incarnation == oldest.incarnation

@@ -1,12 +1,14 @@
-"""``bookie demo``: a cluster loses bookies in the middle of a stream, but loses no byte.
+"""``bookie demo``: kills bookies while a file is streamed into them, and loses no byte.
 
-1. A file is made from the sources of the installed Python.
-2. Five bookies start. The file is streamed into a ledger: three copies, ack quorum two.
-3. Bookies of the ledger are killed with SIGKILL, one after another, until two are left. The writer
-   continues.
-4. The dead bookies start again, and one of them joins the ledger.
-5. Near the end all bookies are killed, with appends in flight.
-6. All start again. The ledger is recovered, read back and compared by SHA-256.
+1. The command makes a file from the sources of the installed Python.
+2. The command starts five bookies, and streams the file into a ledger with three copies and ack
+   quorum two.
+3. The command kills bookies of the ledger with SIGKILL, one after another, until two bookies are
+   left. The writer continues.
+4. The command starts the killed bookies again, and one of them joins the ledger.
+5. Near the end of the file, the command kills all bookies while appends are in flight.
+6. The command starts all bookies again, recovers the ledger, reads the ledger back, and compares
+   SHA-256 digests.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def demo(
     ] = 200,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Stream real text into five bookies, kill them with -9, and get every byte back."""
+    """Stream text into five bookies, kill them with SIGKILL, and read every byte back."""
     with nullcontext(data) if data is not None else tempfile.TemporaryDirectory() as directory:
         story = asyncio.run(Demonstration(Path(directory).absolute(), megabytes * 1_000_000).run())
     print_records(story.steps, output)
@@ -67,7 +69,7 @@ def demo(
 
 @dataclass(slots=True)
 class Story:
-    """The steps of a demonstration; each is recorded when it ends."""
+    """The steps of a demonstration; each step is recorded when it has ended."""
 
     started: float = 0.0
     steps: list[Record] = field(default_factory=list)
@@ -82,7 +84,11 @@ class Story:
 
 
 def make_text(path: Path, size: int) -> int:
-    """Write the sources of the installed Python repeatedly, until there are `size` bytes."""
+    """Write Python's installed sources to the file repeatedly, until it has `size` bytes or more.
+
+    Returns:
+        the size of the file in bytes.
+    """
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     written = 0
     with path.open("wb") as file:
@@ -98,7 +104,7 @@ def make_text(path: Path, size: int) -> int:
 
 
 def entries_of(path: Path) -> Iterator[list[bytes]]:
-    """Yield the content of the file as groups of entries."""
+    """Yield the content of the file as groups of up to `GROUP_ENTRIES` entries."""
     with path.open("rb") as file:
         while data := file.read(ENTRY_BYTES * GROUP_ENTRIES):
             yield [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
@@ -116,7 +122,7 @@ class Demonstration:
     ledger_id: int = -1
 
     async def run(self) -> Story:
-        """Run the whole demonstration and return the story of its steps."""
+        """Run the whole demonstration and return its recorded steps."""
         from bookie.daemon.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()
@@ -135,7 +141,7 @@ class Demonstration:
         return self.story
 
     async def _write(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
-        """Append the text to a ledger and kill bookies, until all bookies are dead."""
+        """Append the text to a ledger while bookies are killed; at the end kill all bookies."""
         async with _connect(cluster) as client:
             writer = await client.create_ledger(
                 ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
@@ -180,7 +186,10 @@ class Demonstration:
             self.story.tell("the writer goes on", longest_pause_ms=round(appends.end_watch() * 1e3))
 
     async def _bring_back(self, cluster: LocalCluster, writer: WriterHandle) -> None:
-        """Start the dead bookies, and wait until new entries have three copies again."""
+        """Start the killed bookies, and wait until new entries have three copies again.
+
+        The wait lasts at most `JOIN_SECONDS_MAX`.
+        """
         from bookie.daemon.local.supervisor import start_all
 
         await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
@@ -210,7 +219,10 @@ class Demonstration:
         self._judge(text, count, acknowledged, read.hexdigest())
 
     def _judge(self, text: Path, entries: int, acknowledged: str, everything: str) -> None:
-        """Check that all acknowledged entries came back, and that all entries match the file."""
+        """Compare the entries that were read with the file, and record the verdict.
+
+        The verdict is good if all acknowledged entries were read, and every entry matches the file.
+        """
         wanted = sha256_of(text, self.acknowledged * ENTRY_BYTES)
         self.story.kept = acknowledged == wanted and everything == sha256_of(
             text, entries * ENTRY_BYTES
@@ -238,7 +250,7 @@ def _ports(cluster: LocalCluster) -> str:
 
 
 def _connect(cluster: LocalCluster) -> BookKeeper:
-    """Return a client without TLS, even if environment variables name certificates."""
+    """Return a client that uses no TLS, even if environment variables name certificates."""
     from bookie.api import connect
 
     return connect(
@@ -253,7 +265,7 @@ def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:
 
 
 class _Appends:
-    """A block of concurrent appends; its end cancels the unacknowledged appends."""
+    """Runs appends concurrently; the end of the context cancels unacknowledged appends."""
 
     def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
         self._run = run
@@ -267,27 +279,27 @@ class _Appends:
         self._answers = 0
 
     def begin_watch(self) -> None:
-        """Start to measure the longest time without an acknowledgement."""
+        """Begin to measure the longest time between two acknowledgements."""
         self._watched_since = self._answered_at = asyncio.get_running_loop().time()
         self._longest, self._answers = 0.0, 0
 
     @property
     def is_watching(self) -> bool:
-        """True while the longest time without an acknowledgement is measured."""
+        """True between `begin_watch` and `end_watch`."""
         return self._watched_since > 0
 
     @property
     def has_gone_on(self) -> bool:
-        """True once enough acknowledgements since `begin_watch` show that the pause is over."""
+        """True when enough acknowledgements came after `begin_watch` to end the measurement."""
         return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
 
     def end_watch(self) -> float:
-        """End the measurement; return the longest time without an acknowledgement, in seconds."""
+        """End the measurement; return the longest time between two acknowledgements in seconds."""
         self._watched_since = 0.0
         return self._longest
 
     async def start(self, entries: list[bytes]) -> None:
-        """Start to append `entries`; wait first while too many appends are in flight."""
+        """Start a task that appends `entries`; first wait while too many appends are in flight."""
         await self._window.acquire()
         task = self._group.create_task(self._append(entries))
         self._tasks.add(task)

@@ -31,10 +31,11 @@ def doctor(
 ) -> int:
     """Check whether this machine is fit to run a bookie.
 
-    The command measures the sync latency of the given directories, and checks file systems, free
-    space, limits, clock and library versions. With --config the command also checks the
-    certificate, the token keys, and the addresses that serve without TLS. Exit status 1 means that
-    a bookie must not run here.
+    The command measures the sync latency of the given directories. The command checks the file
+    systems, the free space, the limit of open files, the clocks, and the version of Python. The
+    command also checks that all libraries are installed. With --config the command also checks the
+    certificate, the token keys, the versions of etcd servers, and the addresses that serve without
+    TLS. Exit status 1 means that a bookie must not run here.
     """
     from bookie.daemon.preflight import Severity, check_machine
 

@@ -1,4 +1,4 @@
-"""Copies entries between a file or pipe and a ledger, with many batches in flight."""
+"""Appends a file or pipe to a ledger as entries, and reads entries of a ledger."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GROUPS_IN_FLIGHT_MAX = 16
 
 
 class Cutter:
-    """Cuts a stream of bytes into entries: lines without their line ends, or pieces of one size.
+    """Cuts a stream of bytes into entries: lines without line ends, or pieces of equal size.
 
     Args:
-        chunk_bytes: the size of a piece; 0 means lines.
+        chunk_bytes: the size of a piece in bytes; 0 means lines.
     """
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -39,10 +39,10 @@ class Cutter:
         self._entries = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Take the stream's next bytes, `data`; return the entries that they complete.
+        """Take the next bytes of the stream; return the entries that are complete now.
 
         Raises:
-            BadRequestError: a line is longer than any entry.
+            BadRequestError: a line is longer than the largest entry.
         """
         size = self._chunk_bytes
         if size:
@@ -61,11 +61,11 @@ class Cutter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the last entry of the stream: a shorter piece, or a line without its end."""
+        """Return the rest of the stream as its last entry; empty if no bytes are left."""
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
-        """Keep the beginning of an entry; refuse an entry that is too large."""
+        """Keep the bytes of an incomplete entry; refuse a line that is too long."""
         self._rest_bytes = self._rest_bytes + len(rest[-1]) if len(rest) > 1 else len(rest[0])
         self._rest = rest
         if not self._chunk_bytes and self._rest_bytes > ENTRY_SIZE_BYTES_MAX:
@@ -76,9 +76,10 @@ class Cutter:
 
 
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
-    """Yield groups of entries of about `GROUP_BYTES`; groups from a pipe may be smaller.
+    """Yield the entries of a file or pipe in groups of about `GROUP_BYTES`.
 
-    A pipe's data is grouped as it arrives. A cancellation ends the wait for more data.
+    Data from a pipe is yielded as soon as it arrives, so its groups may be smaller. A cancellation
+    ends the wait for data of a pipe.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -100,7 +101,7 @@ async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    """Wait until a pipe or terminal has data, or is at its end."""
+    """Wait until the pipe or terminal `descriptor` has data or has ended."""
     readable: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:
@@ -129,8 +130,9 @@ async def append_stream(
         the ledger's id, the numbers of appended entries and bytes, and the last entry's id.
 
     Raises:
-        OSError: the file is unreadable; bytes read before are appended, and the ledger stays open.
-        BookieError: as in the writer's appends; the ledger stays open for recovery.
+        OSError: the file is unreadable. If the error came while reading, the ledger stays open, and
+            earlier entries may or may not be appended.
+        BookieError: the claim or an append failed; a claimed ledger stays open.
     """
     # Open the file first, so that a failure leaves the ledger unclaimed.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
@@ -157,7 +159,7 @@ async def append_stream(
 async def _append_all(
     writer: WriterHandle, source: BinaryIO, total: int | None, chunk_bytes: int
 ) -> tuple[int, int]:
-    """Append all of `source`; return the number of entries and of bytes."""
+    """Append all data of `source`; return the numbers of entries and bytes."""
     entries = size = 0
     window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
     with progress_bar("appending", total=total) as advance:
@@ -183,7 +185,7 @@ async def _append_all(
 async def read_range(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries ``first … last`` in batches. A `last` of None means the ledger's end."""
+    """Yield the entries ``first … last`` in batches; a `last` of None is the ledger's end."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         end = reader.last_entry_id if last is None else last
@@ -197,7 +199,7 @@ async def read_range(
 async def read_unconfirmed(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the stored entries ``first … last``, confirmed or not; a `last` of None is no limit."""
+    """Yield the stored entries from `first` to `last` (None: no limit), unconfirmed ones too."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         async with aclosing(reader.read_unconfirmed(first, last)) as entries:
@@ -208,7 +210,10 @@ async def read_unconfirmed(
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries from `start` on as they arrive. None begins at the next new entry."""
+    """Yield the entries from `start` on, and wait for new entries.
+
+    If `start` is None, begin at the next new entry.
+    """
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         begin = reader.last_entry_id + 1 if start is None else start

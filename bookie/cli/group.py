@@ -1,4 +1,4 @@
-"""``bookie group``: consumers that share the partitions of logs."""
+"""``bookie group``: lists and shows groups of consumers, which share the partitions of logs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def show(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the members of a group, and the consumer and the progress of each partition.
+    """Show a group's members, and the member and the progress of each partition.
 
-    A member stays listed until its session ends.
+    A member that has died stays listed until its session ends.
     """
     password = read_password(password_file)
     found = on_cluster(metadata, lambda bk: bk.group_status(group, password=password))
@@ -87,7 +87,10 @@ def _summary(found: GroupStatus) -> Record:
 
 
 def _partitions(found: GroupStatus) -> list[Record]:
-    """Return a record for each assigned partition; its offset is None until its member starts."""
+    """Return a record for each assigned partition.
+
+    A partition without a cursor has no offset and no lag, because its member has not started yet.
+    """
     cursors = {str(one.partition): one for one in found.cursors}
     records: list[Record] = []
     for member, partitions in sorted(found.assignment.shares.items()):

@@ -1,4 +1,4 @@
-"""``bookie inspect``: examine a stopped bookie's directories without any change."""
+"""``bookie inspect``: shows the files of a stopped bookie, and changes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def journal(
     records: Records = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the journal files: blocks, records, where each file ends."""
+    """Show the journal files: their blocks and records, and the offset where each file ends."""
     from bookie.node.engine.format.blocks import FileKind
 
     _print_files(path, FileKind.JOURNAL, output, blocks=blocks, records=records)
@@ -48,7 +48,7 @@ def log(
     records: Records = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the entry logs in a directory of ledgers."""
+    """Show the entry logs in a bookie's ledgers directory."""
     from bookie.node.engine.format.blocks import FileKind
 
     _print_files(path, FileKind.ENTRY_LOG, output, blocks=blocks, records=records)
@@ -67,7 +67,7 @@ def index(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the index in a directory of ledgers: its ledgers, its files, or a ledger's entries."""
+    """Show the index in a bookie's ledgers directory: ledgers, files, or one ledger's entries."""
     from bookie.daemon.inspection import opened_index
 
     with opened_index(directory) as opened:
@@ -92,7 +92,7 @@ def cookie(
     ],
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the owner of directories; exit with 1 if they belong to several bookies."""
+    """Show the cookies in directories; exit with 1 if the cookies belong to several bookies."""
     from bookie.daemon.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]

@@ -1,12 +1,13 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has only one writer for its whole life; on the command line, the writer is one ``ledger
-append``. ``create`` creates the ledger without a writer. The first ``append`` claims the ledger,
-writes to it, and closes it. If two appends start at once, a compare-and-set decides which one
-claims the ledger. An ``append`` that dies leaves an open ledger, which ``recover`` closes.
+A ledger has only one writer for its whole life. On the command line, this writer is one run of
+``ledger append``. ``create`` makes a ledger without a writer. The first ``append`` claims the
+ledger, writes to it, and closes it. If two ``append`` commands start at the same time, a
+compare-and-set lets only one of them claim the ledger. If an ``append`` dies, the ledger stays
+open, and ``recover`` closes it.
 
-Entries are lines of text. With ``--raw`` they are pieces of a file, and ``read --raw`` returns the
-same bytes.
+Entries are lines of text. With ``--raw``, entries are pieces of a file, and ``read --raw`` prints
+the same bytes.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def create(
 ) -> None:
     """Make an open ledger without entries and print its id.
 
-    With --allow-degraded, an ack quorum of bookies for each entry is enough. Slots without a bookie
-    are named vacant.0, vacant.1, … in the ledger's metadata. When a writer claims the ledger,
-    bookies that have become available take the vacant slots. `bookie ledger check-placement` finds
-    ledgers with vacant slots.
+    With --allow-degraded, the command succeeds if each entry can be written to an ack quorum of
+    bookies. Slots without a bookie are named vacant.0, vacant.1, … in the ledger's metadata. When a
+    writer claims the ledger, bookies that have become available fill the vacant slots. `bookie
+    ledger check-placement` finds ledgers with vacant slots.
     """
     from bookie.api import UNCLAIMED
 
@@ -126,7 +127,7 @@ def list_ledgers(
     ] = "",
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List ledgers by id, with their state and size.
+    """List ledgers with their state and size, sorted by id.
 
     If the metadata of ledgers is damaged, the list omits these ledgers and the exit status is 1.
     """
@@ -210,7 +211,7 @@ async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata
 async def _read_with_writer(
     store: MetadataStore, ledger_id: int
 ) -> tuple[LedgerMetadata, str | None]:
-    """Return the metadata, and host and process of the writer while its session exists."""
+    """Return a ledger's metadata, and its writer's host and process while its session exists."""
     from bookie.cluster import keys
 
     found = await _read_metadata(store, ledger_id)
@@ -248,12 +249,12 @@ def check_placement(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Check that the copies of each entry span the domains that the policy wants.
+    """Check that the copies of each entry are in as many domains as the placement policy requires.
 
-    Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. A
-    bookie's domain follows from its current label. A bookie that lacks the label adds no domain.
-    Each line of the output is a fragment with entries; `spans` is the number of domains that hold
-    its worst-placed entry.
+    Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. The
+    current label of a bookie names its domain. A bookie without the label does not count as a
+    domain. Each line of the output shows a fragment with entries. For each entry, the command
+    counts the domains that hold a copy; `spans` is the smallest of these counts in the fragment.
 
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
     """
@@ -310,10 +311,10 @@ def append(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Append lines (or, with --raw, the bytes of a file) as the ledger's only writer.
+    """Append lines to a ledger that has no writer yet; with --raw, append the bytes of a file.
 
-    The command closes the ledger, unless --no-close is given. Every entry is durable on the ack
-    quorum when the command returns.
+    The command closes the ledger, unless --no-close is given. When the command succeeds, an ack
+    quorum of bookies has stored every entry durably.
     """
     from bookie.cli.entries import append_stream
     from bookie.daemon.loop import run
@@ -356,7 +357,7 @@ def read(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print entries, one a line (or, with --raw, their bytes), without fencing the writer.
+    """Print entries, one per line, without fencing the writer; with --raw, print only their bytes.
 
     With --output json each entry is a JSON object on its own line.
     """
@@ -385,7 +386,7 @@ def tail(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print all entries, then new entries as they arrive, until Ctrl-C or the ledger's close."""
+    """Print entries and wait for new entries, until Ctrl-C or until the ledger is closed."""
     from bookie.cli.entries import follow
     from bookie.daemon.loop import run
 
@@ -434,11 +435,11 @@ def recover(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Fence the ledger's writer, decide where the ledger ends, and close it there.
+    """Fence the ledger's writer, decide which entry is the last, and close the ledger.
 
-    The command refuses if a bookie outside the last ensemble has later entries, because the
-    metadata may come from an old backup. With --force the command closes the ledger without these
-    entries.
+    The command refuses if a bookie outside the last ensemble has later entries. Such entries mean
+    that the metadata may come from an old backup. With --force the command closes the ledger
+    without these entries.
     """
     password = read_password(password_file)
     if not force and (reason := _find_unnamed_entries(metadata, ledger)):
@@ -459,7 +460,7 @@ def recover(
 
 
 def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
-    """Return the reason why a recovery would lose entries of other bookies; empty for no loss."""
+    """Return a sentence if bookies outside the last ensemble have later entries; else no text."""
     from bookie.config import Sources
     from bookie.daemon.loop import run
     from bookie.ledger.ledger_client import open_ledger_client
@@ -480,7 +481,7 @@ def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
 
 
 def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
-    """Remove the record of failed recoveries, which `cluster health` would still report."""
+    """Delete the record of a failed recovery, so that `cluster health` reports it no longer."""
 
     async def forget(store: MetadataStore) -> None:
         from bookie.ledger.copies.departures import RepairFailures
@@ -497,10 +498,11 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
 
 @app.command("explain")
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
-    """Show what a recovery would decide now, and which bookies are fenced or did not answer.
+    """Show where a recovery would end the ledger now, and how each bookie answered.
 
-    The command asks the bookies of the ledger's last ensemble, and changes nothing. The command
-    asks all other bookies for later entries, which a recovery would lose.
+    The command asks the bookies of the ledger's last ensemble for their entries and fences. The
+    command asks all other bookies if they have later entries, which a recovery would lose. The
+    command changes nothing.
 
     Exit status 1 means that a recovery could not decide now, or that bookies outside the last
     ensemble have later entries.
@@ -514,7 +516,7 @@ def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputF
 def _print_explanation(found: LedgerExplanation, unnamed: str, output: OutputFormat) -> None:
     """Print the metadata, each bookie's answer, the ledger's tail and the recovery's verdict.
 
-    `unnamed` is the sentence about entries of bookies that the last ensemble does not name.
+    `unnamed` is the result of `_find_unnamed_entries`.
     """
     metadata = found.metadata
     summary: Record = {

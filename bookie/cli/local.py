@@ -1,4 +1,4 @@
-"""``bookie local``: a whole cluster of real bookie processes on this machine."""
+"""``bookie local``: runs a whole cluster of bookie processes on this machine."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def local(
 ) -> None:
     """Run a whole cluster of bookie processes on this machine until Ctrl-C.
 
-    A closed terminal stops the cluster, too. If the command starts again on the same directory, the
-    cluster comes back with its data and its ports.
+    The cluster also stops if its terminal is closed. If you start the command again on the same
+    directory, the cluster has the same data and ports.
     """
     import asyncio
 
@@ -128,7 +128,7 @@ def _note_signal(name: str) -> None:
 
 
 def _report(sentence: str) -> None:
-    """Print a line; ignore an error, because the cluster continues without its terminal or pipe."""
+    """Print a line; ignore errors, so that the cluster continues if its terminal or pipe fails."""
     import contextlib
 
     with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """Return the command that starts this program in a shell, as the user started it."""
+    """Return the shell command that starts this program in the way in which the user started it."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

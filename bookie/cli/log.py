@@ -1,11 +1,11 @@
-"""``bookie log``: named logs, which outlive their writers: create, append, read, tail, truncate.
+"""``bookie log``: commands for named logs, such as create, append, read, tail and truncate.
 
-A log has one owner at a time. ``append`` and ``roll`` make this process the owner, which ends the
-previous owner's writer. Both commands ask first if the log has an owner. Commands that only read a
-log do not disturb its owner.
+A log has one owner at a time. ``append`` and ``roll`` make this process the owner, and end the
+writer of the previous owner. If the log has an owner, both commands ask for a confirmation.
+Commands that only read a log do not affect its owner.
 
 A place in a log is ``earliest``, ``latest``, an offset, or ``LEDGER:ENTRY``. With ``--output json``
-each record shows its offset, and its position as ``LEDGER:ENTRY``.
+each record has its offset, and its position as ``LEDGER:ENTRY``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def create(
     decisions: Decisions = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a log; policy values that --set does not give come from the log's namespace."""
+    """Create a log; policy values that --set does not give come from its namespace."""
     from bookie.log.catalog.log_policy import LogPolicy
 
     changes = parse_pairs(decisions, "--set KEY=VALUE")
@@ -137,9 +137,9 @@ def append(
 ) -> None:
     """Become the owner of a log, append lines as records, and give up the ownership.
 
-    Every record is durable on the ack quorum when the command returns. Records with a key go to the
-    key's partition. Records without a key go to the partitions in turn. If the log has an owner,
-    the command asks first.
+    When the command succeeds, an ack quorum of bookies has stored every record durably. The key of
+    a record selects its partition. Records without a key go to the partitions in turn. If the log
+    has an owner, the command asks first.
     """
     from bookie.cli.log_records import append_lines
     from bookie.daemon.loop import run
@@ -166,7 +166,7 @@ def append(
 def _confirm_takeover(
     metadata: str, log: str, partition: int | None, *, yes: bool, question: str, always: bool
 ) -> None:
-    """Ask before a log is taken from its owner; without an owner, ask only if `always`."""
+    """Ask for a confirmation if the log has an owner, or if `always` is set."""
     from bookie.cli.log_show import owners_of
 
     owners = on_store(metadata, lambda store: owners_of(store, log, partition))
@@ -195,11 +195,11 @@ def read(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print the values of a log's records, one a line, without disturbing the log's owner.
+    """Print the values of a log's records, one per line; the log's owner is not affected.
 
-    Records of several partitions are printed as they arrive, those of one partition in their order.
-    With --key-separator a line begins with the record's key. With --output json each line is an
-    object with key, headers, timestamp, offset, position, partition and value.
+    Records of one partition are printed in their order; records of different partitions are printed
+    as they arrive. With --key-separator a line begins with the record's key. With --output json
+    each line is an object with key, headers, timestamp, offset, position, partition and value.
     """
     _print(log, metadata, start, start_time, end, partition, key_separator, password_file, output)
 
@@ -218,7 +218,7 @@ def tail(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print all records, then new records as they arrive, until Ctrl-C. See `bookie log read`."""
+    """Print records like `bookie log read`, and wait for new records, until Ctrl-C."""
     if new and (start is not None or start_time is not None):
         raise typer.BadParameter("give --start, --start-time or --new, not two of them")
     place = "latest" if new else start
@@ -278,7 +278,7 @@ def list_(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List logs by name.
+    """List all logs, sorted by name.
 
     If the metadata of logs is damaged, the list omits these logs and the exit status is 1.
     """
@@ -300,9 +300,9 @@ def show(
 ) -> None:
     """Show a log's definition, its whole policy with the origin of each value, and its partitions.
 
-    `earliest` is the first offset that was not truncated. `end` is the offset behind the last
-    record, and unknown while too few bookies answer. `bytes` counts closed ledgers only. An owner
-    that crashed is shown until another writer opens the log.
+    `earliest` is the first offset that was not truncated. `end` is the offset after the last
+    record; it is empty if too few bookies answer. `bytes` counts only closed ledgers. A crashed
+    owner is shown until another writer opens the log.
     """
     from bookie.cli.log_show import describe_log
 
@@ -322,11 +322,11 @@ def roll(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Take the log over and close it, so that the next writer begins a new ledger.
+    """Take over the log and close its open ledgers, so that the next writer begins a new ledger.
 
-    The command closes the ledgers of a writer that crashed, so that these ledgers can be truncated.
-    A writer that is alive gets LogTakenOverError; its program has to open the log again. The
-    command asks first.
+    For example, the open ledgers of a crashed writer can be truncated only after this command. A
+    live writer gets LogTakenOverError, and its program has to open the log again. The command asks
+    first.
     """
     password = read_password(password_file)
     _confirm_takeover(
@@ -370,9 +370,10 @@ def truncate(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Remove the oldest records of a log; the log's owner continues. The command asks first.
+    """Remove the oldest records of a log; its owner continues to write. The command asks first.
 
-    Open ledgers stay; `bookie log roll` closes them. Cursors do not prevent a truncation.
+    The command never removes records in open ledgers; `bookie log roll` closes these ledgers. The
+    command also removes records that a cursor has not consumed yet.
     """
     if (before is None) == (before_time is None):
         raise typer.BadParameter("give --before or --before-time")
@@ -403,9 +404,9 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Delete a log with all its records, cursors and its policy. The command asks first.
+    """Delete a log with all its records, its cursors and its policy. The command asks first.
 
-    If a deletion is interrupted, delete the log again, or let a sweep finish the deletion.
+    If a deletion is interrupted, run the command again, or run `bookie log sweep`.
     """
     confirm(f"Delete the log {log} with all its records?", yes=yes)
 
@@ -419,7 +420,7 @@ def delete(
 
 @app.command("cursors")
 def cursors(log: LogArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cursors of a log, with their offsets and their last owners."""
+    """List the cursors of a log; for each partition, show the cursor's offset and last owner."""
 
     async def run(bk: BookKeeper) -> list[Record]:
         from bookie.env.clock import moment_text
@@ -464,9 +465,10 @@ def reset(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Move a cursor forwards or back; a consumer that holds the cursor loses it.
+    """Move a cursor forwards or back; a consumer that holds the cursor gets CursorLostError.
 
-    Members of a consumer group continue at the cursor's new place automatically.
+    If the cursor belongs to a consumer group, the group's members continue at the new place
+    automatically.
     """
     if (to is None) == (to_time is None):
         raise typer.BadParameter("give --to or --to-time")
@@ -495,7 +497,7 @@ def lag(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show how many records of each partition a cursor has not consumed."""
+    """Show for each cursor and partition how many records are not consumed yet."""
     password = read_password(password_file)
 
     async def run(bk: BookKeeper) -> list[Record]:
@@ -530,10 +532,10 @@ def sweep(
 ) -> int:
     """Finish the interrupted work of crashed processes in all logs, and apply retention.
 
-    Run the sweep once a day. The sweep deletes ledgers that were made for a log and that no log
-    names. The sweep also finishes interrupted deletions of logs.
+    Run the sweep once a day. The sweep deletes orphaned ledgers: they were made for a log, but no
+    log names them. The sweep also finishes interrupted deletions of logs.
 
-    Exit status 1 means that some work failed and is left for the next sweep.
+    Exit status 1 means that a part of the work failed; the next sweep tries it again.
     """
     seconds = parse_span(older_than, "--older-than")
 

@@ -1,4 +1,4 @@
-"""Operations on logs that commands need in addition to `BookKeeper`."""
+"""Operations on logs that only commands need, so `BookKeeper` does not have them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def client_of(bk: BookKeeper) -> LogClient:
-    """Return the log client of a connected client."""
+    """Return the log client inside a connected `BookKeeper`."""
     return bk._logs
 
 
 async def partitions_of(
     bk: BookKeeper, log: str, partition: int | None, *places: LogStart
 ) -> tuple[LogDefinition, list[LogPartition]]:
-    """Return a log's definition and its partitions, or only the named partition.
+    """Return a log's definition, and its partitions; with `partition`, only this partition.
 
     Raises:
         NoSuchLogError: the log does not exist.
@@ -44,10 +44,10 @@ async def partitions_of(
 async def unpublished_hint(
     bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
 ) -> str:
-    """Return a hint about entries after a log's end: how to read them; empty if there are none.
+    """Return a hint if bookies store entries after the end of a partition; otherwise empty text.
 
-    An unreadable partition is skipped, because the hint must not fail a command that has done its
-    work.
+    The hint tells how to make the entries after the end readable. A partition that cannot be read
+    is skipped, because a command that has done its work must not fail.
     """
     client = client_of(bk)
     for partition in partitions:
@@ -73,7 +73,7 @@ async def truncate_partition(
     before_ms: int | None,
     password: bytes = b"",
 ) -> int:
-    """Truncate a partition before a place or a time, and return its new first offset."""
+    """Truncate a partition before a place or a time; return the partition's new first offset."""
     log, number = str(partition.name), partition.number
     if before_ms is not None:
         return await bk.truncate_log(log, partition=number, before_time=before_ms)

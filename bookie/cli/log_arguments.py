@@ -1,4 +1,4 @@
-"""Arguments of ``bookie log``: names of logs, places and times in a log, and spans of time."""
+"""Parses arguments of ``bookie log``: names of logs, places and times in a log, time spans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of logs that begin with `incomplete`; empty if the store is unreadable."""
+    """Return the names of logs that begin with `incomplete`; empty if the store does not answer."""
     from bookie.cli.stores import on_store
     from bookie.errors import BookieError
 
@@ -60,7 +60,8 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
     """Parse ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` into a place in a log.
 
     Raises:
-        typer.BadParameter: `text` is not a place, or is a word where `words` are not allowed.
+        typer.BadParameter: `text` is not a place, or it is ``earliest`` or ``latest`` and `words`
+            is False.
     """
     if text is None:
         return None
@@ -77,7 +78,7 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
 
 
 def parse_time(text: str | None, option: str) -> int | None:
-    """Parse a number of ms since 1970, or an ISO 8601 time with a zone, into ms since 1970.
+    """Convert an ISO 8601 time with a zone, or a number of ms since 1970, to ms since 1970.
 
     Raises:
         typer.BadParameter: `text` is not a time.
@@ -94,7 +95,7 @@ def parse_time(text: str | None, option: str) -> int | None:
 
 
 def parse_span(text: str, option: str) -> float:
-    """Parse a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``, into seconds.
+    """Convert a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``, to seconds.
 
     Raises:
         typer.BadParameter: `text` is not a span of time.
@@ -110,10 +111,13 @@ def parse_span(text: str, option: str) -> float:
 def check_partition(
     name: object, definition: LogDefinition, partition: int | None, *places: LogStart
 ) -> None:
-    """Check that `partition` exists, and that it is given if a place is an offset or an entry.
+    """Check that `partition` exists, or may be None.
+
+    If the log has several partitions, and one of `places` is an offset or an entry, `partition` may
+    not be None.
 
     Raises:
-        typer.BadParameter: the partition is missing or does not exist.
+        typer.BadParameter: the partition does not exist, or is None although it is needed.
     """
     count = definition.partitions
     if partition is not None and partition >= count:

@@ -1,4 +1,4 @@
-"""Converts lines into records of a log, in batches, and records into lines."""
+"""Appends lines to a log as records, and prints the records of a log as lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bookie.log.record.producers import WINDOW_SEQUENCES
 
 @dataclass(slots=True)
 class Appended:
-    """Counts and places of the records appended to a log."""
+    """The counts and the offsets of the records that one command appended to a log."""
 
     log: str
     records: int = 0
@@ -40,9 +40,10 @@ class Appended:
     """The offsets of the first and the last new record, by partition."""
 
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
-        """Count new records and duplicates; return the number of new records.
+        """Count new records and duplicates in `positions`; return the number of new records.
 
-        A duplicate has an offset below its partition's offset in `begins`.
+        `begins` has the end offset of each partition before the first append. So a record with a
+        lower offset is a duplicate.
         """
         new = 0
         for partition, start, last in _spans(positions):
@@ -82,7 +83,7 @@ class Appended:
 
 
 def _spans(positions: LogPositions) -> list[tuple[int, int, int]]:
-    """Return partition, first offset and last offset of each run of positions."""
+    """Return the partition, the first offset and the last offset of each run of positions."""
     return [
         (run.partition, run.first_offset, run.first_offset + run.entries - 1)
         for run in positions.runs
@@ -101,14 +102,14 @@ async def append_lines(
 ) -> Appended:
     """Become the log's owner, append the lines of a file or of standard input, and close the log.
 
-    With `producer`, the sequence number of a record is the number of its line. In this case groups
-    of lines are appended one after another. So if the log already has a group, it also has all
-    earlier groups.
+    With `producer`, the sequence number of a record is the number of its line. With `producer`,
+    each group of lines is appended only after the group before it. So if the log contains a group,
+    it also contains all earlier groups.
 
     Raises:
-        OSError: the file is unreadable; lines read before are appended.
-        BadRequestError: a line has no key separator; earlier groups are appended.
-        BookieError: as in `BookKeeper.open_log` and `LogWriter.append_many`.
+        OSError: the file is unreadable; earlier lines may already be appended.
+        BadRequestError: a line has no key separator; earlier lines may already be appended.
+        BookieError: the errors of `BookKeeper.open_log` and `LogWriter.append_many`.
     """
     # Open the file first, so that a failure leaves the log to its owner.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
@@ -125,7 +126,7 @@ async def append_lines(
 
 
 class _Lines:
-    """Appends the lines of one call of ``log append``, and counts them."""
+    """Appends lines to a log for one ``log append`` command, and counts them."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ async def print_log(
     password: bytes,
     output: OutputFormat,
 ) -> None:
-    """Print the records of a log on standard output, as values or as JSON, one per line."""
+    """Print a log's records on standard output, one per line, as values or as JSON objects."""
     out = sys.stdout.buffer
     async with aclosing(
         _batches(metadata, log, start, start_time, end, partition, follow, password)
@@ -261,7 +262,10 @@ async def _batches(
 
 
 def as_json(record: LogRecord) -> bytes:
-    """Return one record as a line of JSON; ``--start…`` accepts its `position` and `timestamp`."""
+    """Return a record as a line of JSON.
+
+    The option ``--start`` accepts the field `position`, and ``--start-time`` accepts `timestamp`.
+    """
     fields: dict[str, object] = {
         "partition": record.partition,
         "offset": record.offset,
@@ -284,7 +288,7 @@ def as_json(record: LogRecord) -> bytes:
 
 
 def _text(name: str, value: bytes) -> dict[str, str]:
-    """Return a field as text, or under the name NAME_base64 if it is not UTF-8."""
+    """Return a JSON field with the text of `value`; base64 under NAME_base64 if it is not UTF-8."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The facts about logs and their owners for ``bookie log list`` and ``bookie log show``."""
+"""Reads the facts about logs and their owners for ``bookie log list`` and ``bookie log show``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 async def list_all(
     store: MetadataStore, namespace: str | None, on_damaged: Callable[[str], object]
 ) -> list[Record]:
-    """List all logs, or those of a namespace; `on_damaged` receives the unreadable logs."""
+    """Return a record for each log, or each log of `namespace`.
+
+    `on_damaged` is called with the name of each log whose metadata is damaged.
+    """
     from bookie.cluster.instance import read_instance_id
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
@@ -53,10 +56,10 @@ async def list_all(
 
 
 async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
-    """Return the owners of a log, in words; empty if the log has no owner.
+    """Return the owners of a log's partitions as text; empty if the log has no owner.
 
-    The result includes a crashed owner, because the metadata of crashed and slow owners is the
-    same.
+    The result includes an owner that has crashed, because metadata cannot distinguish a crashed
+    owner from a slow owner.
     """
     from bookie.cli.log_arguments import check_partition
     from bookie.env.clock import moment_text
@@ -109,7 +112,7 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
-    """Return every value of a log's effective policy, and the level that set the value."""
+    """Return the values of a log's effective policy, each with the level that set it."""
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError
     from bookie.log.catalog.logs import LogName
@@ -135,7 +138,7 @@ def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
 async def _extent(
     bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
 ) -> LogExtent | None:
-    """Return the extent of a partition; None if too few bookies answer to find its end."""
+    """Return the first and end offsets of a partition; None if too few bookies answer."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
     from bookie.log.read.status import log_extent

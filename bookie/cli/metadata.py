@@ -1,6 +1,6 @@
-"""``bookie metadata``: inspect a metadata store, change it, copy it, and measure it.
+"""``bookie metadata``: commands that show, change, copy and measure a metadata store.
 
-Keys are relative to the scope of the URI and begin with a slash.
+Keys begin with a slash, and are relative to the scope in the store's URI.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Version = Annotated[
 
 @app.command("get")
 def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Print the value of a record, byte for byte; with --output json also version and times."""
+    """Print the bytes of a record's value; with --output json, also print its version and times."""
     record = on_store(metadata, lambda store: store.get(key))
     if record is None:
         raise NoSuchKeyError(f"there is no record {key}")
@@ -68,7 +68,10 @@ def ls(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the keys below a key, one level or all; a key without a record ends with a slash."""
+    """List the children of a key; a key that only has children ends with a slash.
+
+    With --recursive the command lists all records at all levels below the key.
+    """
     records = on_store(metadata, lambda store: _ls(store, key, recursive=recursive))
     print_records(records, output, empty=f"there is nothing below {key}")
 
@@ -95,7 +98,7 @@ def _row(record: Record) -> Row:
 
 
 def _parent(key: str) -> Row:
-    """Return the row of a key that has children but no record."""
+    """Return the output row for a key that has children but no record."""
     return {"key": key + "/", "bytes": None, "version": None, "ephemeral": False}
 
 
@@ -117,9 +120,10 @@ def put(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a record and print its new version.
+    """Write a record and print the record's new version.
 
-    The command asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
+    The command asks before it changes a record that a cluster needs, such as the cluster's id, a
+    cookie, or the metadata of a ledger.
     """
     if (value is None) == (file is None):
         raise typer.BadParameter("give either a VALUE or a --file")
@@ -149,7 +153,7 @@ def delete(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Delete a record; with --recursive everything below it, too. The command asks first."""
+    """Delete a record; with --recursive also all records below it. The command asks first."""
     if recursive and version is not None:
         raise typer.BadParameter("--recursive and --version contradict each other")
     if not yes:
@@ -178,9 +182,9 @@ def watch(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print each change at and below a key, one a line, until Ctrl-C.
+    """Print each change of a key, and of the keys below it, as a line, until Ctrl-C.
 
-    A line ``resync`` means that changes before this line may be missing.
+    A line ``resync`` means that some changes before this line may not have been printed.
     """
     on_store(metadata, lambda store: _watch(store, key, events, output))
 
@@ -225,9 +229,9 @@ def export(
 ) -> None:
     """Write all records to a file of JSON lines, whose last line has their number and digest.
 
-    The file omits the records of sessions (registrations, locks) and all access control lists. To
-    copy the state of one moment, stop the cluster first. A file with items of queues cannot be
-    imported.
+    The file omits records that belong to sessions (registrations, locks), and all access control
+    lists. The file shows the state of one moment only if you stop the cluster first. If the file
+    contains items of queues, it cannot be imported.
     """
     on_store(metadata, lambda store: _export(store, file, key))
 
@@ -266,7 +270,7 @@ def import_(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write the records of an exported file. Records with the same value stay as they are.
+    """Write the records of an exported file into the store; skip records with equal values.
 
     If the file was cut off or changed, or holds items of queues, the command writes nothing.
     """
@@ -313,12 +317,12 @@ def migrate(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Copy a whole scope to another store of any kind, and compare the two.
+    """Copy a whole scope to another store of any kind, and compare the two stores.
 
-    The source stays unchanged. If the command is interrupted, run it again, and it continues.
-    Records that are restricted to some users stay restricted. Empty all queues first: sequential
-    numbers start again in the target. A migration does not preserve fencing tokens; discard saved
-    tokens.
+    The source is not changed. If the command is interrupted, run it again to continue. Records that
+    only some users may read or write keep this restriction. Empty all queues first, because
+    sequence numbers start again in the target. A migration does not preserve fencing tokens, so
+    discard saved tokens.
     """
     if overwrite and not yes:
         from bookie.cli.metadata_questions import ask, of_migrating
@@ -367,11 +371,13 @@ def rights(
 ) -> None:
     """Print the rights that each kind of process needs in the metadata store.
 
-    For etcd, the output is the commands that make one role for each kind. For ZooKeeper, the output
-    is a table with a row for each part of the store and a column for each kind. With --apply, an
-    admin sets the access control lists of a cluster's existing records, as the settings
-    metadata.acl_… describe. Use --apply after `cluster init`, and after each change of these
-    settings.
+    For etcd, the command prints the etcd commands that make a role for each kind of process. For
+    ZooKeeper, the command prints a table with a row for each part of the store and a column for
+    each kind.
+
+    With --apply, the command gives a cluster's existing records the access control lists that the
+    settings metadata.acl_… describe. Only an admin can use --apply. Use --apply after `cluster
+    init`, and after each change of these settings.
     """
     from bookie.metadata.uri import parse_servers, split_uri
 
@@ -401,14 +407,14 @@ def bench(
     ] = 256,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Read and write temporary keys for a while, delete them, and print the rate and latencies."""
+    """Read and write temporary keys for some seconds, and print the rate and the latencies."""
     mix = _Mix(callers, reads, size, seconds)
     print_record(on_store(metadata, lambda store: _load(store, mix)), output)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mix:
-    """The load of a benchmark: callers, reads, bytes and seconds."""
+    """The parameters of a benchmark's load."""
 
     callers: int
     """The number of concurrent operations; each caller has its own key."""
@@ -418,7 +424,10 @@ class _Mix:
 
 
 async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
-    """Run a load on keys below a new key; delete these keys, even after an interruption."""
+    """Run a load on temporary keys, and return its rate and latencies.
+
+    The keys are deleted at the end, even if the load is interrupted.
+    """
     root = f"/bench-{uuid.uuid4().hex[:8]}"
     value = bytes(mix.value_bytes)
     keys = [f"{root}/{number}" for number in range(mix.callers)]
@@ -427,7 +436,11 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
     clock = asyncio.get_running_loop().time
 
     async def repeat(key: str, due: float) -> None:
-        """Read if `due`, the sum of the read percentages, reaches 100; otherwise write."""
+        """Read or write the key repeatedly, so that `reads_percent` of the operations are reads.
+
+        Each operation adds this percentage to `due`. At 100 the operation is a read, and `due` is
+        reduced by 100.
+        """
         while (now := clock()) < began + mix.seconds:
             due += mix.reads_percent
             if due >= 100:
@@ -481,7 +494,7 @@ def _stat(stat: Stat) -> Row:
 
 
 def _value(octets: bytes) -> dict[str, str]:
-    """Return the value as text if it is UTF-8, else in base64."""
+    """Return the field `value` with the text of a value, or `value_base64` if it is not UTF-8."""
     try:
         return {"value": octets.decode()}
     except UnicodeDecodeError:

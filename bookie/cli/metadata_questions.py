@@ -1,6 +1,7 @@
-"""Questions before a command of ``bookie metadata`` destroys records.
+"""The questions that ``bookie metadata`` asks before a command destroys records.
 
-Each function reads the store and returns the question, or None if the command is harmless.
+Each function reads the store, and returns the question for one command. The result None means that
+the command destroys nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ SHOWN_MAX = 5
 
 
 def ask(question: str | None) -> None:
-    """Ask `question` unless it is None; return if the answer is yes, else raise like `confirm`."""
+    """Ask `question`, and raise the errors of `confirm` unless the answer is yes.
+
+    If `question` is None, do nothing.
+    """
     if question is not None:
         confirm(question, yes=False)
 
 
 async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
-    """Return the question before a put overwrites a record that a cluster needs; otherwise None."""
+    """Return the question for a put that changes a record that a cluster needs; else None."""
     what = essential(key)
     if what is None:
         return None
@@ -34,7 +38,7 @@ async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
 
 
 async def of_deleting(uri: str, key: str) -> str:
-    """Return the question before one record is deleted.
+    """Return the question for the deletion of one record.
 
     Raises:
         NoSuchKeyError: the record does not exist.
@@ -47,10 +51,10 @@ async def of_deleting(uri: str, key: str) -> str:
 
 
 async def of_deleting_all(uri: str, key: str) -> str:
-    """Return the question before everything at and below `key` is deleted.
+    """Return the question for the deletion of all records at and below `key`.
 
     Raises:
-        NoSuchKeyError: no record exists there.
+        NoSuchKeyError: there is no record at or below `key`.
     """
     records, ephemeral, vital = 0, 0, set()
     async with open_metadata(uri) as store:
@@ -70,7 +74,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
 
 
 async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
-    """Return the question before an import changes existing records; None without such records."""
+    """Return the question for an import that changes existing records; None if it changes none."""
     replaced = []
     async with open_metadata(uri, create=True) as store:
         for key, value in records:
@@ -81,7 +85,7 @@ async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None
 
 
 async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
-    """Return the question before a migration changes existing records of the target."""
+    """Return the question for a migration that changes records of the target; else None."""
     async with (
         open_metadata(source) as left,
         open_metadata(target, target_config, create=True) as right,

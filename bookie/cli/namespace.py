@@ -1,8 +1,8 @@
-"""``bookie namespace``: namespaces of logs, and the policies that they set for their logs.
+"""``bookie namespace``: commands for namespaces, which hold logs and set policies for them.
 
 A log's own policy overrides the policy of its namespace, which overrides the defaults. ``show``
-prints the resulting policy, and the level that set each value. Several clusters may share their
-namespaces, which are then in the store of ``metadata.configuration_uri``.
+prints the resulting policy, and the level that set each value. Clusters that share their namespaces
+keep them in the store that ``metadata.configuration_uri`` names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
 
 @app.command("set")
 def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log = None) -> None:
-    """Set policy values for all logs of a namespace, or for one log; keep the other values."""
+    """Set policy values of a namespace or of one log; values without --set do not change."""
     changes = parse_pairs(decisions, "--set KEY=VALUE")
     on_configuration(metadata, lambda store: _set(store, name, log, changes))
 
@@ -80,7 +80,7 @@ async def _set(store: MetadataStore, name: str, log: str | None, changes: dict[s
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the namespaces, each with the policy values that it sets itself."""
+    """List the namespaces with their own policy values, without the defaults."""
     records = on_configuration(metadata, _list)
     print_records(records, output, empty="there are no namespaces")
 
@@ -122,7 +122,7 @@ async def _show(store: MetadataStore, name: str, log: str | None) -> list[Record
 def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
     """Delete a namespace that holds no logs.
 
-    If several clusters share namespaces, the command looks for logs of this cluster only.
+    If several clusters share the namespace, the command checks only this cluster for logs.
     """
     from bookie.log.catalog.namespaces import NamespaceManager, check_without_logs
 
@@ -136,7 +136,7 @@ def _given(policy: LogPolicy) -> dict[str, int | str]:
 
 
 def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
-    """Return `policy` with `changes`, which are the KEY=VALUE words of --set."""
+    """Return `policy` with the values in `changes`, which come from --set KEY=VALUE."""
     from bookie.log.catalog.log_policy import LogPolicy as Policy
 
     values = asdict(policy)
@@ -150,7 +150,7 @@ def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
 
 
 def _decision(key: str, text: str) -> object:
-    """Parse the value of one policy key; a number of bytes or seconds may have a unit."""
+    """Parse the value of a policy key; numbers of bytes and seconds may have a unit."""
     from bookie.config.quantities import parse_size
 
     if key == "digest":

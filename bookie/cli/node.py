@@ -1,4 +1,4 @@
-"""``bookie node``: show, check or change one running bookie."""
+"""``bookie node``: commands that show, check or change one running bookie."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 
 class Switch(enum.StrEnum):
-    """The value ``on`` makes a bookie refuse new entries, ``off`` makes it accept them again."""
+    """The read-only switch of a bookie: a bookie with ``on`` refuses new entries."""
 
     ON = "on"
     OFF = "off"
@@ -49,7 +49,7 @@ class Switch(enum.StrEnum):
 
 @app.command("info")
 def info(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show the state of a bookie: version, sizes, whether it is read-only, the space it freed."""
+    """Show a bookie's version, its sizes, why it is read-only, and the state of its garbage."""
     _print(asyncio.run(_ask(metadata, bookie, "bookie")), output)
 
 
@@ -65,10 +65,11 @@ def readonly(
 ) -> None:
     """Make a bookie refuse new entries, or accept them again; reads and recovery continue.
 
-    Without --persist, `on` lasts until the next start; a switch that persists already stays on.
-    `off` ends the switch permanently. The bookie accepts this command only from its own machine. A
-    full bookie stays read-only until it has free space, even after `off`. If the bookie loses its
-    data, it also loses the switch.
+    With `on --persist`, the bookie stays read-only after a restart. With `on` alone, the bookie is
+    read-only until its next start, unless an earlier `on --persist` is still in force. `off` ends
+    both forms of `on`. A full bookie stays read-only until it has free space, even after `off`. If
+    the bookie loses its data, it also loses the switch. The bookie accepts this command only from
+    its own machine.
     """
     if persist and switch is Switch.OFF:
         raise typer.BadParameter("--persist goes with on; off always lasts")
@@ -91,13 +92,14 @@ def check(
     ] = True,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Make a bookie check that it stores all entries it must have, and show what it found.
+    """Make a bookie check that it stores all entries that it must have, and show the result.
 
     Exit status 1 means that ledgers are in limbo, entries are missing or unreadable, there is
-    damage, or no check is complete. A ledger leaves limbo if the check finds it whole. The bookie
-    accepts this command only from its own machine. A bookie also checks by itself. The bookie's own
-    checks trust the counts of entries, unless the bookie is in doubt. A repair may run during a
-    check.
+    damage, or no check is complete. If the check finds all entries of a ledger, the ledger leaves
+    limbo. The bookie accepts this command only from its own machine.
+
+    A bookie also starts checks by itself. A check that the bookie starts by itself compares only
+    the numbers of entries, unless the bookie is in doubt. A repair may run during a check.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
 
@@ -111,11 +113,11 @@ def scrub(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Show the progress of a bookie's scrubber, and the damage found; exit with 1 if any.
+    """Show the progress of a bookie's scrubber, and the damage found; exit with 1 for damage.
 
-    The scrubber reads all files and the index again and again (storage.scrub_bytes_per_second).
-    With --now the scrubber starts a whole pass at once, at a higher rate. A bookie accepts --now
-    only from its own machine.
+    The scrubber reads all files and the index again and again, at the rate
+    storage.scrub_bytes_per_second. With --now the scrubber starts a whole pass at once, at a higher
+    rate. A bookie accepts --now only from its own machine.
     """
     return _upkeep(metadata, bookie, "scrub", start=now, wait=now, output=output)
 
@@ -123,7 +125,11 @@ def scrub(
 def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
-    """Start `work` if `start` is set; print its status; return 1 if the status shows a problem."""
+    """Start a check or scrub if `start` is set, and print its status.
+
+    Returns:
+        the exit status: 1 if the printed status shows a problem.
+    """
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
     # The current status overrides an older report.
@@ -173,19 +179,20 @@ def gc(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie free the space of deleted ledgers now; it also does so by itself.
+    """Make a bookie free the space of deleted ledgers now; without this command it does so later.
 
-    The bookie deletes a ledger at once if the ledger's deletion is proven. A ledger that is merely
-    absent from the metadata store waits for garbage.grace_seconds. If several ledgers are absent,
-    and their share of the bookie's ledgers exceeds garbage.stop_share, the bookie keeps them all.
-    `bookie node info` shows how many ledgers wait, and why. --force deletes all absent ledgers.
+    If the metadata store has a proof of a ledger's deletion, the bookie deletes its copy at once.
+    If a ledger is absent from the metadata store without a proof, the bookie first waits
+    garbage.grace_seconds: the grace. If several ledgers are absent, and their share of the bookie's
+    ledgers exceeds garbage.stop_share, the bookie deletes none of them. `bookie node info` shows
+    how many ledgers wait, and why. --force deletes all absent ledgers at once.
 
-    If the metadata store went back in time, or is empty, the bookie deletes nothing until
-    --confirm-store, even with --force. Before --confirm-store, restore the newest copy of the store
-    if there is one. After --confirm-store, ledgers that the store lacks are absent, and wait like
-    other absent ledgers.
+    If the metadata store is empty, or was set back to an older state, the bookie deletes nothing
+    until --confirm-store, even with --force. If there is a newer copy of the metadata store,
+    restore that copy instead of using --confirm-store. After --confirm-store, ledgers that the
+    store lacks count as absent ledgers.
 
-    --undelete gives some or all absent ledgers their whole grace again. The bookie accepts this
+    --undelete restarts the grace of the given or all absent ledgers. The bookie accepts this
     command only from its own machine. --force and --confirm-store ask first.
     """
     actions = {
@@ -219,7 +226,7 @@ def gc(
 
 
 async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str, Any]:
-    """Send requests to undelete `ledgers`, or one request to undelete all if `ledgers` is empty."""
+    """Ask the bookie to restart the grace of `ledgers`, or of all absent ledgers if it is empty."""
     undeleted = 0
     answer: dict[str, Any] = {}
     for start in range(0, max(len(ledgers), 1), UNDELETED_AT_ONCE):
@@ -234,10 +241,10 @@ async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str,
 def compact(
     bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE
 ) -> None:
-    """Make a bookie compact every file that holds dead data; see `bookie node info`.
+    """Make a bookie compact every file that holds dead data.
 
-    Without this command a bookie compacts only files with mostly dead data. The bookie accepts this
-    command only from its own machine.
+    By itself, a bookie compacts only files in which most data is dead. `bookie node info` shows the
+    progress. The bookie accepts this command only from its own machine.
     """
     _print(asyncio.run(_ask(metadata, bookie, "compaction", {"action": "run"})), output)
 
@@ -256,11 +263,11 @@ def label(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set the placement labels of a bookie; without labels show them.
+    """Set or remove placement labels of a bookie; without arguments, show its labels.
 
-    The metadata store keeps the labels that this command sets. These labels override the bookie's
-    own settings and survive a restart of the bookie. A running bookie registers changed labels
-    within a second.
+    The metadata store keeps the labels that this command sets. These labels override the labels in
+    the bookie's own settings, and stay after a restart of the bookie. A running bookie registers
+    changed labels within a second.
     """
     labels = parse_pairs(words, "key=value")
     both = labels.keys() & set(remove or [])
@@ -302,7 +309,7 @@ def _print(record: dict[str, Any], output: OutputFormat) -> None:
 async def _ask(
     metadata: str, bookie_id: str, path: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Send a request to the bookie's HTTP server: a PUT of `change`, or a GET if it is None."""
+    """Send a PUT of `change` to the bookie's HTTP server, or a GET if `change` is None."""
     import aiohttp
 
     from bookie.config import load_settings
@@ -348,7 +355,7 @@ async def _ask(
 
 
 def _authorization(settings: SecuritySettings) -> dict[str, str]:
-    """Return the header with this client's token, only for requests by TLS; {} without a token."""
+    """Return the header with this client's token, or {} without a token; send it only by TLS."""
     from bookie.security.token_file import AUTHORIZATION, TokenFile
 
     if not settings.token_file:
@@ -357,7 +364,7 @@ def _authorization(settings: SecuritySettings) -> dict[str, str]:
 
 
 def _tls_reason(error: aiohttp.ClientSSLError) -> str:
-    """Return why TLS failed: the problem of the certificate, or the message of OpenSSL."""
+    """Return the reason of a TLS error: the certificate's problem, or OpenSSL's message."""
     cause = error.__cause__ or error
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or error)
 
@@ -380,10 +387,10 @@ async def _http_address(
 
 
 def tls_name_for(registration: Registration, endpoint: Endpoint) -> str | None:
-    """Return the host that the certificate must name; None for the host of `endpoint`.
+    """Return the host that the certificate must name; None means the host of `endpoint`.
 
-    HTTP listens on loopback by default, but the bookie's certificate names the host at which the
-    bookie takes entries. For a loopback endpoint, the client must verify this other host.
+    By default HTTP listens on loopback, but the certificate names the host at which the bookie
+    accepts entries. So for a loopback `endpoint`, the client must verify the host for entries.
     """
     from bookie.cluster.endpoints import speaks_tls
     from bookie.security.exposure import is_loopback

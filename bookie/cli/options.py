@@ -1,6 +1,6 @@
 """Options that many commands share.
 
-An option is an annotated type, so that each command lists it in its own signature and help:
+An option is an annotated type. A command that uses an option has it in its signature and help:
 ``def show(metadata: Metadata, output: Output = OutputFormat.TABLE)``.
 """
 
@@ -18,14 +18,14 @@ _Uri = TypeVar("_Uri", str, str | None)
 
 
 class OutputFormat(enum.StrEnum):
-    """The form of a command's result on standard output."""
+    """The output format of a command's result."""
 
     TABLE = "table"
     JSON = "json"
 
 
 def _refuse_other_store(context: typer.Context, uri: _Uri) -> _Uri:
-    """Refuse BOOKIE_METADATA if the settings of BOOKIE_CONFIG name another metadata store."""
+    """Refuse BOOKIE_METADATA if the file that BOOKIE_CONFIG names has another metadata store."""
     source = context.get_parameter_source("metadata")
     if source is not None and source.name == "ENVIRONMENT" and os.environ.get("BOOKIE_CONFIG"):
         from bookie.config import Sources
@@ -112,7 +112,7 @@ Yes = Annotated[
 
 
 def read_password(path: Path | None) -> bytes:
-    """Return the password in a file without its trailing newline; empty if `path` is None.
+    """Return the content of a password file without its last newline; empty if `path` is None.
 
     Raises:
         OSError: the file is unreadable.
@@ -123,10 +123,10 @@ def read_password(path: Path | None) -> bytes:
 
 
 def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` words into a mapping; the later of two equal names wins.
+    """Convert ``NAME=VALUE`` words to a mapping; of two equal names, the later value counts.
 
     Raises:
-        typer.BadParameter: a word has no equals sign; the sentence shows `form`.
+        typer.BadParameter: a word has no equals sign; the message shows the right `form`.
     """
     pairs: dict[str, str] = {}
     for word in words or ():
@@ -144,15 +144,15 @@ class UnconfirmedError(typer.TyperException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask `question` before an irreversible action; return if the answer is yes.
+    """Ask `question` before an irreversible action, and raise an error unless the answer is yes.
 
-    Without a terminal on standard input only ``--yes`` confirms. So a script without ``--yes``
-    changes nothing.
+    If `yes` is True, do not ask. If standard input is not a terminal, the function cannot ask, so a
+    script must give ``--yes``.
 
     Raises:
-        UnconfirmedError: there is no terminal to ask.
-        typer.Abort: the user refused, or the input ended.
-        KeyboardInterrupt: the answer was Ctrl-C.
+        UnconfirmedError: `yes` is False, and standard input is not a terminal.
+        typer.Abort: the answer was no, or the input ended.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     import sys
 

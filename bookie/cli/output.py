@@ -1,9 +1,9 @@
 """Results on standard output: aligned columns for people, JSON for programs.
 
-A result is one record (a mapping) or a list of records. A table shows the columns of its first
-record, in their order. Tables have no frames and print one record a line, so that ``grep``, ``awk``
-and ``cut`` work on them. JSON keeps numbers as numbers. A result that is a list stays a JSON list
-even if it holds one record.
+A result is one record (a mapping) or a list of records. The keys of the first record are the
+columns of a table. A table has no frame, and each record is one line, so that ``grep``, ``awk`` and
+``cut`` can process it. In JSON, numbers stay numbers, and a list stays a list even if it has only
+one record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def print_records(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print a list of records; print `empty` instead of a table without rows."""
+    """Print a list of records as a table or as JSON; print `empty` instead of an empty table."""
     stream = sys.stdout if file is None else file
     if output is OutputFormat.JSON:
         print(json.dumps([dict(record) for record in records], indent=2), file=stream)
@@ -37,7 +37,7 @@ def print_records(
 
 
 def print_record(record: Record, output: OutputFormat, *, file: TextIO | None = None) -> None:
-    """Print one record: in JSON as an object, for people as lines of ``name  value``."""
+    """Print one record as a JSON object, or as lines of ``name  value``."""
     stream = sys.stdout if file is None else file
     if output is OutputFormat.JSON:
         print(json.dumps(dict(record), indent=2), file=stream)
@@ -48,7 +48,7 @@ def print_record(record: Record, output: OutputFormat, *, file: TextIO | None = 
 
 
 def table_lines(records: Sequence[Record]) -> list[str]:
-    """Return a table's header and rows as lines with aligned columns, numbers to the right."""
+    """Return the lines of a table: aligned columns, with numbers aligned to the right."""
     names = list(records[0])
     rows = [[_text(record.get(name)) for name in names] for record in records]
     titles = [_title(name).upper() for name in names]
@@ -67,7 +67,7 @@ def table_lines(records: Sequence[Record]) -> list[str]:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size as text for people, such as ``1.5 GiB``."""
+    """Return a size as short text with a unit, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -76,7 +76,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_moment(ms: int) -> str:
-    """Return a moment as text, to the second, in UTC: "2024-10-04T09:30:00+00:00"."""
+    """Return ms since 1970 as text in UTC, such as "2024-10-04T09:30:00+00:00"."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat("T", "seconds")

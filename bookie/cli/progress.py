@@ -1,7 +1,7 @@
-"""A progress bar on standard error during long work.
+"""A progress bar on standard error for commands that take long.
 
-The bar appears only on a terminal with this command in its foreground. Logs, pipes and the output
-of other commands stay clean, and `rich` is not loaded for them.
+The bar appears only if standard error is a terminal and the command runs in its foreground. In all
+other cases nothing is printed, and the library `rich` is not loaded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def progress_bar(
 
     Args:
         title: the name of the work.
-        total: the end of the bar in units. If it is None, the bar shows a count and a rate.
+        total: the number of units at the end of the bar; None if it is unknown.
         unit: ``bytes`` (shown as KiB, MiB …) or the plural of the counted things.
-        watched: True shows the bar; None shows it if this command is in the foreground of the
-            terminal.
+        watched: True shows the bar, and False hides it. None shows the bar if this command is in
+            the foreground of a terminal.
     """
     if watched is None:
         watched = _has_the_terminal()
@@ -62,7 +62,7 @@ def progress_bar(
 
 
 def _has_the_terminal() -> bool:
-    """True if standard error is a terminal, and this process is not a background job there."""
+    """True if standard error is a terminal, and this process is no background job of it."""
     if not sys.stderr.isatty():
         return False
     try:

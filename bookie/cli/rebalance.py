@@ -1,4 +1,4 @@
-"""``bookie cluster rebalance``: moves copies from fuller bookies to emptier ones."""
+"""``bookie cluster rebalance``: moves copies of ledgers from fuller bookies to emptier bookies."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def rebalance(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Move copies of closed ledgers from fuller bookies to emptier bookies, such as new ones.
+    """Move copies of closed ledgers from fuller bookies to emptier bookies, such as new bookies.
 
-    The command ends when all writable bookies have filled about the same share of their devices, or
-    when no further copy can move. Bytes are estimated from the metadata. You may interrupt the
-    command at any time; the same command continues the work. A bookie removes a copy that has moved
-    to another bookie after repair.unnamed_copies_grace_seconds.
+    The command ends when the devices of all writable bookies are about equally full, or when no
+    further copy can move. The numbers of bytes are estimates from the metadata. You may interrupt
+    the command at any time, and run it again to continue. After a copy has moved to another bookie,
+    the old bookie deletes the copy when repair.unnamed_copies_grace_seconds have passed.
     """
     from bookie.daemon.loop import run
 

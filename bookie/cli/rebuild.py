@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def _group() -> None:
-    """Keep ``index`` a subcommand although it is the only subcommand."""
+    """Make ``index`` a subcommand: without this function, typer would make it the command."""
 
 
 @app.command("index")
@@ -35,11 +35,13 @@ def index(
 ) -> None:
     """Make a new index from the journal files and entry logs, and keep the old index beside it.
 
-    Stop the bookie first. Ledger fences that are only in the old index are lost. So after the
-    bookie's next start all of its ledgers are in limbo until a check has found them whole. Writers
-    of the bookie's open ledgers continue with the other bookies. Remove the old index when the
-    bookie works again. The command does not read the cluster's settings: give the directories as
-    options if the cluster's settings name them.
+    Stop the bookie first. If only the old index has the fence of a ledger, this fence is lost. So
+    after its next start, the bookie puts all of its ledgers in limbo, until a check has found their
+    entries. The writers of the bookie's open ledgers continue with other bookies. Delete the old
+    index when the bookie works again.
+
+    The command does not read the cluster's settings. If the cluster's settings name the bookie's
+    directories, give the directories as options.
     """
     from bookie.config import load_settings
     from bookie.daemon.loop import prepare_process

@@ -1,7 +1,7 @@
-"""``bookie repair``: the state of copy repair, its switch, and a repair process.
+"""``bookie repair``: shows the repair of copies, pauses it, and runs a repair process.
 
-This module also has ``bookie cluster decommission``, ``bookie ledger repair`` and ``bookie ledger
-set-quorum``.
+This module also has the commands ``bookie cluster decommission``, ``bookie ledger repair`` and
+``bookie ledger set-quorum``.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def list_(
     ] = 1000,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the ledgers that lack copies, since when, and why the last repair failed.
+    """List the ledgers that lack copies, with the time of detection and the last repair's error.
 
-    Open ledgers whose writer is gone and that could not be recovered come last.
+    At the end, the list has open ledgers without a writer whose recovery failed.
     """
     records = on_store(metadata, lambda store: _list(store, limit + 1))
     print_records(records[:limit], output, empty="no ledger lacks copies")
@@ -134,7 +134,7 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
 
 
 async def _worker_of(marks: UnderreplicationManager, ledger_id: int) -> str:
-    """The worker that has a ledger's lock, as a column shows it; empty if nobody has it."""
+    """Return the name of the worker that holds a ledger's lock; empty if no worker holds it."""
     try:
         return await marks.worker_of(ledger_id) or ""
     except FormatError:
@@ -149,11 +149,11 @@ def history(
     ] = 20,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the last repairs that ended, the newest first by the clocks of their workers.
+    """Show the last repairs that have ended, sorted by time, the newest first.
 
-    Each worker keeps its last 100 repairs, and writes a repair within a few seconds of its end. If
-    the repair of a ledger fails repeatedly, the worker keeps only the last failure. If records are
-    damaged, the exit status is 1.
+    The times come from the clocks of the workers. Each worker keeps its last 100 repairs, and a
+    repair is shown within a few seconds of its end. If the repair of a ledger fails repeatedly, the
+    worker keeps only the last failure. If records are damaged, the exit status is 1.
     """
     records, damaged = on_store(metadata, _history)
     print_records(records[:limit], output, empty="no repair has ended yet")
@@ -185,7 +185,7 @@ async def _history(store: MetadataStore) -> tuple[list[Record], list[str]]:
 
 @app.command("disable")
 def disable(metadata: Metadata) -> None:
-    """Pause repair in the whole cluster; repairs that have begun are finished."""
+    """Pause repair in the whole cluster; repairs that have already begun continue to their end."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
     async def work(store: MetadataStore) -> None:
@@ -226,10 +226,11 @@ def trigger(metadata: Metadata) -> None:
 def serve(config: ConfigFile = None, overrides: Set = None, metadata: MetadataUri = None) -> int:
     """Run a repair process until SIGTERM, for clusters whose bookies have repair.enabled off.
 
-    The process audits while it is elected, and copies entries of marked ledgers. Several such
-    processes share the work. The settings come from the same sources as those of `bookie serve`,
-    and no bookie.id is needed. The server of [http] serves metrics; on a bookie's machine choose
-    another port: --set http.port=8001. The exit statuses are those of `bookie serve`.
+    The process audits the cluster while it is elected, and repairs ledgers that lack copies.
+    Several repair processes share the work. The settings come from the same sources as for `bookie
+    serve`; bookie.id is not needed. The process serves metrics over HTTP: on a machine with a
+    bookie, choose another port by --set http.port=8001. The exit statuses are the same as those of
+    `bookie serve`.
     """
     from bookie.cli.serve import run_service
 
@@ -260,11 +261,12 @@ def decommission(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let a bookie leave the cluster for good: move its copies to others, then delete its cookie.
+    """Remove a bookie from the cluster for ever: move its copies away, then delete its cookie.
 
-    The bookie turns read-only, and serves as a source while its copies move. When no ledger names
-    the bookie any more, stop the bookie. After the stop, --wait deletes the bookie's cookie;
-    without --wait, run the command again. Use the command also for a bookie that never comes back.
+    The bookie becomes read-only, and other bookies copy its entries. When no ledger names the
+    bookie any more, stop the bookie. A command that waits (--wait) then deletes the bookie's
+    cookie; without --wait, run the command again to delete it. You can also use the command for a
+    bookie that is already lost.
     """
     if cancel:
         on_store(metadata, lambda store: _cancel(store, bookie))
@@ -293,11 +295,11 @@ async def _leave(store: MetadataStore, bookie: str, *, wait: bool) -> None:
 
 
 async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
-    """True if the bookie is leaving the cluster.
+    """True if the bookie's decommission has begun; if not, check that it can begin.
 
     Raises:
-        NoSuchKeyError: the cluster does not have this bookie.
-        BadRequestError: no other bookie could take over its copies.
+        NoSuchKeyError: the bookie has no cookie in this cluster.
+        BadRequestError: no other bookie is writable, so the bookie's copies cannot move.
     """
     from bookie.cluster import keys
     from bookie.cluster.cookies import CookieManager
@@ -315,7 +317,10 @@ async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
 
 
 async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
-    """Do one step; return True if the bookie is forgotten, and a sentence for the operator.
+    """Do one step of a decommission; delete the cookie if the bookie is no longer needed.
+
+    Returns:
+        True if the bookie has left the cluster, and a sentence for the operator.
 
     Raises:
         BadRequestError: another command cancelled the decommission.
@@ -357,7 +362,7 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
 
 
 async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
-    """Return a sentence about the remaining ledgers, and why they may not move."""
+    """Return a sentence about the ledgers that still name the bookie, and why they do not move."""
     from bookie.ledger.copies.departures import RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 
@@ -387,7 +392,7 @@ async def _cancel(store: MetadataStore, bookie: str) -> None:
 
 
 def repair(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Repair one ledger now, in this process: read all its copies, and complete or move them."""
+    """Repair one ledger in this process: read all its copies, then complete or move the copies."""
     from bookie.daemon.loop import run
 
     outcomes = run(_repair_ledger(metadata, ledger))
@@ -414,11 +419,12 @@ def set_quorum(
     metadata: Metadata,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Give a closed ledger another write quorum: copy its entries, then change its metadata.
+    """Change the write quorum of a closed ledger: copy its entries, then change its metadata.
 
-    A write quorum above the ensemble size makes the ensembles larger. A write quorum below the ack
-    quorum is refused. Readers find all entries at any time. If the command is interrupted, the
-    metadata is unchanged: run the command again. A smaller quorum frees no space by itself.
+    If the new write quorum is greater than the ensemble size, the ensembles grow to the size of the
+    write quorum. A write quorum below the ack quorum is refused. During the change, readers find
+    all entries. If the command is interrupted, the metadata is unchanged: run the command again. A
+    smaller write quorum does not delete surplus copies by itself.
     """
     from bookie.daemon.loop import run
 
@@ -463,7 +469,7 @@ async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
 async def _worker(
     uri: str,
 ) -> AsyncIterator[tuple[LedgerClient, MetadataStore, RepairSettings, str]]:
-    """Yield a client with its store, the repair settings, and this process's name as a worker."""
+    """Yield a client, its metadata store, the repair settings, and the worker name to use."""
     import os
     import socket
 

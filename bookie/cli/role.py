@@ -1,4 +1,4 @@
-"""``bookie security role``: who may do what in a cluster."""
+"""``bookie security role``: grants, revokes and lists the roles of principals in a cluster."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def grant(
     log: Log = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Give a role. Running bookies apply the change within a second.
+    """Give a role to a name. Running bookies apply the change within a second.
 
-    A reader reads. A writer reads and writes. A recoverer reads, fences and recovers: the owner
-    of a log is writer and recoverer. A repairer copies entries, so each bookie needs this role. An
-    admin may do everything.
+    A reader may read. A writer may read and write. A recoverer may read, fence and recover. The
+    owner of a log needs the roles writer and recoverer. A repairer may copy entries, so each bookie
+    needs this role. An admin may do everything.
     """
     from bookie.cluster.role_grants import RoleGrants
     from bookie.security.grants import Grant
@@ -77,7 +77,7 @@ def revoke(
     log: Log = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Take roles away. Running bookies apply this within a second, also to open connections."""
+    """Take roles from a name. Within a second, bookies apply this even to open connections."""
     from bookie.cluster.role_grants import RoleGrants
 
     is_limited = any(one is not None for one in (ledgers, log, namespace))
@@ -90,7 +90,7 @@ def revoke(
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the roles of each name, and the limits of each role."""
+    """List the roles of each name, and the ledgers or logs to which each role is limited."""
     from bookie.cluster.role_grants import RoleGrants
 
     grants = on_store(metadata, lambda store: RoleGrants(store).read())
@@ -105,10 +105,10 @@ def _records(grants: Grants) -> list[Record]:
 
 
 def _scope(ledgers: str | None, log: str | None, namespace: str | None) -> GrantScope:
-    """Return the limit that the options name.
+    """Return the ledgers or logs to which the options limit a role; without options, everything.
 
     Raises:
-        BadRequestError: there are several, or one is malformed.
+        BadRequestError: several options are given, or an option is malformed.
     """
     from bookie.security.grants import EVERYTHING, GrantScope
 

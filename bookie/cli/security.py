@@ -1,4 +1,4 @@
-"""``bookie security``: your own CA, its certificates, keys and tokens, and roles."""
+"""``bookie security``: makes a CA, certificates, token keys and tokens, and manages roles."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Days = Annotated[
 
 
 class Algorithm(enum.StrEnum):
-    """The algorithm of a key for tokens: a pair of keys, or a secret that bookies share."""
+    """The algorithm of a token key: EdDSA has a pair of keys, HS256 has one shared secret."""
 
     EDDSA = "EdDSA"
     HS256 = "HS256"
@@ -56,9 +56,9 @@ def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) ->
     """Make a CA in a new directory, and the certificates of a bookie and of a client.
 
     The CA and its certificates are for trials and small clusters. The bookie's certificate names
-    this machine, its loopback addresses, and every --host. `issue` makes more certificates. Keep
-    ca-key.pem off the machines of bookies and clients: whoever has this key can pretend to be any
-    bookie or client.
+    this machine, its loopback addresses, and every --host. `issue` makes more certificates. Do not
+    store ca-key.pem on the machines of bookies and clients: with this key, an attacker can pretend
+    to be any bookie or client.
     """
     import json
     import shlex
@@ -90,10 +90,11 @@ def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) ->
 def issue(
     directory: DirectoryArgument, name: NameArgument, host: Hosts = None, days: Days = None
 ) -> None:
-    """Make a certificate: a bookie's with --host, a client's without.
+    """Make a certificate: with --host for a bookie, without --host for a client.
 
-    A bookie's certificate must name the host of its registration: listen.advertised_host, else
-    listen.host, or the machine's name if listen.host is a wildcard.
+    A bookie's certificate must name the host that the bookie registers. The registered host is
+    listen.advertised_host or, if that is empty, listen.host. If listen.host is a wildcard, the
+    registered host is the name of the machine.
     """
     from bookie.security import authority
 
@@ -104,10 +105,11 @@ def issue(
 
 @app.command("renew")
 def renew(directory: DirectoryArgument, name: NameArgument, days: Days = None) -> None:
-    """Replace a certificate by one that is valid from now on, for the same names.
+    """Replace a certificate by a new certificate for the same names, valid from now on.
 
-    Running bookies and clients load the new certificate within seconds. With NAME ca the command
-    renews the CA's own certificate. The CA keeps its key, so all its other certificates stay valid.
+    Running bookies and clients load the new certificate within seconds. If NAME is ca, the command
+    renews the CA's own certificate. The CA keeps its key, so all certificates that it signed stay
+    valid.
     """
     from bookie.security import authority
 
@@ -122,7 +124,7 @@ def show(
     ],
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show certificates: whose they are, for which hosts, who signed them, when they expire."""
+    """Show the subject, the hosts, the issuer and the expiry of certificates."""
     from bookie.security.certificates import read_certificate_file
 
     paths = [path]
@@ -163,12 +165,13 @@ def token_key(
         ),
     ] = None,
 ) -> None:
-    """Make the key that signs tokens from now on, and add it to the keys that bookies read.
+    """Make a new key, which signs all later tokens, and add it to the keys in token-keys.json.
 
-    Give token-keys.json to every bookie (security.token_keys_file) before the first token of the
-    new key; running bookies load the file within seconds. Tokens of former keys stay valid until
-    --forget. Keep token-key.json off the machines of bookies and clients: whoever has it can
-    pretend to be any client. With HS256 token-keys.json holds the secrets, too.
+    Copy token-keys.json to every bookie (security.token_keys_file) before you make a token with the
+    new key; running bookies load the file within seconds. Tokens of earlier keys stay valid until
+    you forget their key by --forget. Do not store token-key.json on the machines of bookies and
+    clients: with this file, an attacker can pretend to be any client. With HS256, token-keys.json
+    contains the secrets, too.
     """
     from bookie.security import token_keys
 
@@ -210,11 +213,11 @@ def token(
         ),
     ] = None,
 ) -> None:
-    """Make a token with which a client shows who it is, and print it.
+    """Make and print a token, by which a client proves its name to bookies.
 
-    The token is valid for one cluster. The only way to revoke a token before its end is to forget
-    its key. So let a timer make tokens with a short life: running clients load a changed file
-    within seconds.
+    The token is valid for one cluster. The only way to revoke a token before its expiry is to
+    forget its key. So let a timer make tokens that are valid for a short time: running clients load
+    a changed token file within seconds.
     """
     from bookie.cli.stores import on_store
     from bookie.cluster.instance import read_instance_id

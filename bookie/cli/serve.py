@@ -1,4 +1,4 @@
-"""``bookie serve``: one bookie, the storage daemon."""
+"""``bookie serve``: runs one bookie, the storage daemon."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def serve(
         typer.Option("--stop-with-parent", hidden=True, help="Stop when the parent process ends."),
     ] = False,
 ) -> int:
-    """Run one bookie until SIGTERM, which stops it in order.
+    """Run one bookie until SIGTERM, which makes the bookie stop in order.
 
     The bookie's settings come from the defaults, the cluster (`bookie cluster settings`), the file,
-    the environment and the flags. A later source in this list overrides an earlier one. A file is
-    optional: --metadata and --set bookie.id suffice if the default directories fit.
+    the environment and the flags. Each source in this list overrides the sources before it. A file
+    is optional: if the default directories fit, --metadata and --set bookie.id are enough.
 
-    Exit status 0 means an orderly stop. Status 1 means that the bookie cannot start now: a port is
-    taken, for example, or the metadata store is unreachable. Status 3 means that the metadata store
-    was unreachable for longer than [session] allows. Status 74 means a failed disk, and status 78 a
-    wrong setting.
+    Exit status 0 means an orderly stop. Status 1 means that the bookie cannot start now: for
+    example, another process has its port, or the metadata store is unreachable. Status 3 means that
+    the metadata store was unreachable for longer than [session] allows. Status 74 means a failed
+    disk. Status 78 means a wrong setting.
     """
     return run_service(
         config, overrides, metadata, _start_bookie, stop_with_parent=stop_with_parent
@@ -69,10 +69,10 @@ def _start_bookie(sources: Sources) -> Coroutine[object, object, None]:
 
 @contextmanager
 def _without_system_certificates() -> Iterator[None]:
-    """Hide the system's certificates from Python's ssl while a module is imported.
+    """Hide the system's CA certificates from Python's ssl module during the block.
 
-    On import, the client of aiohttp reads all these certificates, which takes a twentieth of a
-    bookie's start. A bookie uses only the server of aiohttp.
+    When aiohttp is imported, its client reads all CA certificates, which takes a twentieth of a
+    bookie's start time. A bookie uses only the server of aiohttp.
     """
     given = os.environ.get(_CERTIFICATES)
     os.environ[_CERTIFICATES] = os.devnull
@@ -96,11 +96,11 @@ def run_service(
     """Run a service until it ends; return its exit status.
 
     Args:
-        config: the settings file; `overrides` and `metadata` are flags that override it.
-        overrides: values of ``--set``.
-        metadata: the value of ``--metadata``.
-        start: imports the service and returns its coroutine.
-        stop_with_parent: stop when the parent process ends.
+        config: the settings file; None means the file that BOOKIE_CONFIG names, if any.
+        overrides: the values of ``--set``, which override the file.
+        metadata: the value of ``--metadata``, which overrides the file.
+        start: imports the service and returns the coroutine that runs it.
+        stop_with_parent: True makes the service stop when its parent process ends.
     """
     from bookie.config import find_log_format, silence_grpc
     from bookie.daemon import signals
@@ -143,7 +143,7 @@ def run_service(
 
 
 def _refuse(sentence: str, status: int, bug: Exception | None = None) -> int:
-    """Print why the process ends, in the log's format (JSON or a sentence); return `status`."""
+    """Print the reason for the process's end as a JSON log line or a sentence; return `status`."""
     from bookie.cli.app import report
     from bookie.telemetry import event_log, writes_json
 

@@ -126,15 +126,15 @@ TakeOver = Annotated[
 def spark_session(
     name: str, metadata: str, master: str, conf: list[str] | None
 ) -> Iterator[Session]:
-    """Open a Spark session for one command on the bookies' cluster of `metadata`.
+    """Open a Spark session for one command, and stop the session at the end of the block.
 
-    First the function checks that the bookies' cluster exists, because a Spark session takes
-    seconds to start.
+    Before the session starts, which takes seconds, the function checks that the store of `metadata`
+    holds a cluster of bookies.
 
     Raises:
-        ConfigurationError: pyspark is not installed.
+        ConfigurationError: pyspark or pyarrow is not installed.
         CannotStartError: Spark does not start.
-        BookieError: the cluster does not exist, or Spark failed; one sentence says why.
+        BookieError: the store holds no cluster, or a Spark job failed; the message says why.
     """
     _require_spark()
     settings = parse_pairs(conf, "--conf KEY=VALUE")
@@ -175,10 +175,10 @@ def audit(
     page: Page = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Read every copy of every entry from its own bookie, and verify its digest.
+    """Read all copies of all entries, each from its own bookie, and verify their digests.
 
-    Verdicts are written as Parquet to DIR/verdicts. Exit status 0 means that every copy is right.
-    Exit status 1 means that there is damage, or that a bookie did not answer.
+    The command writes the verdicts as Parquet to DIR/verdicts. Exit status 0 means that every copy
+    is right. Exit status 1 means that a copy is damaged, or that a bookie did not answer.
     """
     with spark_session("audit", metadata, master, conf) as spark:
         from bookie.spark.jobs.audit import audit as run
@@ -219,9 +219,9 @@ def repair(
 ) -> int:
     """Copy entries that an audit found missing, misplaced or corrupt to their proper bookies.
 
-    Entries are copied byte for byte from a verified copy. An interrupted run may be repeated.
-    Outcomes are written as Parquet to DIR/repairs. Exit status 1 means that damage is left, or that
-    the audit could not judge a copy.
+    The command copies entries byte for byte from a verified copy. If the command is interrupted,
+    run it again. The command writes the outcomes as Parquet to DIR/repairs. Exit status 1 means
+    that some damage was not repaired, or that the audit could not judge some copies.
     """
     with spark_session("repair", metadata, master, conf) as spark:
         from bookie.spark.jobs.repair import repair as run
@@ -257,11 +257,11 @@ def compact(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Copy many small ledgers of a log into few large ledgers, which replace them in the log.
+    """Join small ledgers of a log: copy them into few large ledgers, which replace them.
 
-    Records and offsets stay the same, and writers and readers continue. An interrupted run may be
-    repeated; two runs at once do no harm. Exit status 1 means that small ledgers are left that
-    should have been joined.
+    Records and offsets stay the same, and writers and readers continue. If the command is
+    interrupted, run it again. Two runs at the same time do no harm. Exit status 1 means that some
+    small ledgers should have been joined, but were not.
     """
     from bookie.log.compact.plan import CompactionLimits
 
@@ -313,7 +313,7 @@ def stats(
     page: Page = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show sizes, rates, skew, and copies by bookie and rack, from the metadata alone."""
+    """Show statistics from the metadata: sizes, rates, skew, and copies by bookie and rack."""
     with spark_session("stats", metadata, master, conf) as spark:
         from bookie.spark.jobs.audit import write_page
         from bookie.spark.jobs.stats import stats as run
@@ -345,11 +345,11 @@ def stats(
 
 @app.command("prepare")
 def prepare() -> None:
-    """Let later local jobs on this machine start sooner: write an archive of Spark's classes.
+    """Write an archive of Spark's classes, so that later local jobs on this machine start sooner.
 
-    The command takes about half a minute, and the archive 190 MB of the user's cache directory. Run
-    the command once, and again after you have installed another Spark or Java. You may remove the
-    archive at any time.
+    The command takes about half a minute. The archive needs 190 MB in the user's cache directory.
+    Run the command again after you have installed another version of Spark or Java. You may delete
+    the archive at any time.
     """
     import asyncio
 
@@ -359,7 +359,7 @@ def prepare() -> None:
 
 
 async def _prepare() -> Path:
-    """Run the jobs of `prepare` on a temporary cluster of this machine."""
+    """Run the jobs of `prepare` on a temporary local cluster; return the archive's path."""
     import asyncio
     import tempfile
 
@@ -377,8 +377,8 @@ def package(
 ) -> None:
     """Write a zip of this package for `spark-submit --py-files`, for machines without the wheel.
 
-    The libraries that the package needs have compiled parts, so the zip does not hold them. Install
-    these libraries on every machine; the command prints their list on standard error.
+    The zip does not contain the libraries that the package needs, because they have compiled parts.
+    Install these libraries on every machine; the command lists them on standard error.
     """
     _require_spark()
     from bookie.spark.package import requirements, write_package
@@ -427,10 +427,10 @@ def export(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write the new records of a log as Parquet, each record once.
+    """Write the new records of a log as Parquet, each record exactly once.
 
-    The next run with the same checkpoint continues where this run ended. DIR belongs to this log
-    and this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
+    The next run with the same checkpoint continues where this run ended. Use DIR only for this log
+    and this checkpoint. Rows whose value does not fit the schema are written to DIR/quarantine.
     """
     with spark_session("export", metadata, master, conf) as spark:
         from bookie.spark.jobs.export import (
@@ -509,11 +509,12 @@ def ingest(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write new files of a directory to a log, each row once.
+    """Write the rows of new files in a directory to a log, each row exactly once.
 
-    The next run with the same checkpoint takes only files that have come since this run. Lines of
-    text and of JSON become values unchanged. Rows of CSV and Parquet become JSON, by the names of
-    their columns. Rows that cannot become records go to the quarantine, with the reason.
+    The next run with the same checkpoint reads only files that are new since this run. Lines of
+    text and of JSON become values unchanged. A row of CSV or Parquet becomes a JSON object with the
+    names of its columns. Rows that cannot become records are written to the quarantine, with the
+    reason.
     """
     options = parse_pairs(option, "--option KEY=VALUE")
     max_bytes = None
@@ -587,11 +588,11 @@ def migrate_from_kafka(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write the new records of Kafka topics to logs, each record once.
+    """Write the new records of Kafka topics to logs, each record exactly once.
 
     Spark needs its package for Kafka: --conf spark.jars.packages=…. If the package is missing, the
-    error names it. A header without a value gets an empty value. A second header with the same name
-    becomes NAME#2.
+    error names it. A header without a value gets an empty value. If a record has two headers with
+    the same NAME, the second header becomes NAME#2.
     """
     options = parse_pairs(option, "--option KEY=VALUE")
     with spark_session("migrate-from-kafka", metadata, master, conf) as spark:

@@ -1,4 +1,4 @@
-"""Opens the store that ``--metadata`` names, its cluster, or its configuration store."""
+"""Runs a command's work on the metadata store, the cluster, or the store of namespaces."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 def open_metadata(
     uri: str, config: Path | None = None, *, create: bool = False
 ) -> AbstractAsyncContextManager[MetadataStore]:
-    """Open the store of `uri`; TLS and credentials come from the settings' section ``[metadata]``.
+    """Open the store of `uri`; for ZooKeeper and etcd, use TLS and credentials of the settings.
 
-    `config` is a file of settings. If `config` is None, the file that BOOKIE_CONFIG names is used,
-    if the variable is set. With `create`, the function creates a local store if its directory holds
-    no store.
+    TLS and credentials come from the section ``[metadata]`` of the settings file `config`. If
+    `config` is None, BOOKIE_CONFIG may name the file. With `create`, a missing local store is
+    created.
 
     Raises:
         ConfigurationError: the URI or the settings are wrong.
@@ -40,9 +40,9 @@ def open_metadata(
 
 
 def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False) -> T:
-    """Open a store like `open_metadata`, await `work` with it, and return the result.
+    """Open a store like `open_metadata`, await ``work(store)``, and return its result.
 
-    `work` runs in its own event loop. The store is closed when this function returns.
+    `work` runs in a new event loop. The store is closed before the function returns.
     """
 
     async def run() -> T:
@@ -53,7 +53,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 
 
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
-    """Connect a client, await `work` with it in a uvloop event loop, and return its result."""
+    """Connect a client, await ``work(client)`` in a new uvloop event loop; return its result."""
     from bookie.api import connect
     from bookie.daemon.loop import run
 
@@ -65,10 +65,11 @@ def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
 
 
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    """Call `on_store` with the store of namespaces: ``metadata.configuration_uri``, or `uri`.
+    """Call `on_store` with the store that holds the namespaces, and return the result.
 
-    If the store of ``metadata.configuration_uri`` does not exist, the first command on namespaces
-    creates it.
+    The namespaces are in the store of ``metadata.configuration_uri``, or in the store of `uri` if
+    this setting is empty. A local store of ``metadata.configuration_uri`` is created if it is
+    missing.
     """
     from bookie.config import load_settings
 

@@ -1,9 +1,9 @@
 """``bookie torture``: repeatedly breaks a local cluster while clients use a log.
 
-Bookies are killed, stopped for a while and cut off from the network. One of the bookies loses its
-disks. Writers are killed, or replaced while they are stopped. Meanwhile readers follow the log,
-consumers take turns with a cursor, and members join and leave a group. In the end, the command
-checks the reports of the clients.
+The command kills bookies, stops them for a while, and cuts them off from the network. One of the
+bookies loses its disks. The command kills writers, or stops a writer and lets another writer take
+over the log. At the same time, readers follow the log, consumers take turns with a cursor, and
+members join and leave a group. In the end, the command checks what the clients have recorded.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def torture(
 ) -> int:
     """Break a local cluster while clients use a log, and check that no record was lost.
 
-    The command checks that no acknowledged record is lost, and that none is in the log twice. The
-    command checks that all readers see one order, and that appends go on after each fault. The
-    command checks that cursors never go back, and that the records before a cursor were consumed.
-    Runs with the same seed have the same faults, but a fault may hit the clients at another moment.
+    The command checks that no acknowledged record is lost, and that no record is in the log twice.
+    The command checks that all readers see the same order of records, and that appends succeed
+    again after each fault. The command checks that cursors never move back, and that all records
+    before a cursor were consumed. Runs with the same seed have the same faults, but a fault may
+    come at another moment of the clients' work.
 
     Exit status 1 means that one of these checks failed.
     """

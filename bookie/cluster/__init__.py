@@ -1,5 +1,5 @@
-"""Managers of BookKeeper's cluster data, written once for all metadata stores.
+"""Managers of a cluster's records in the metadata store, for every kind of metadata store.
 
 The managers keep cluster identity, cookies, ledger ids, ledger metadata, and registered bookies.
-Only `keys` defines the keys of these records in the store.
+The module `keys` defines the keys of all these records.
 """

@@ -1,9 +1,9 @@
-"""Settings of a whole cluster, one record each; a bookie's own settings override them.
+"""The settings of a whole cluster, one record for each; a bookie's own settings override them.
 
-All cluster settings are checked together before a change. A change is one transaction, which also
-writes the parent record ``config/settings``. The version of this record orders all changes, so two
-valid changes never combine into invalid settings. Bookies check a record that ``bookie metadata
-put`` wrote directly.
+Before a change, all cluster settings are checked together. A change is one transaction, which also
+writes the parent record ``config/settings``. The version of ``config/settings`` orders all changes,
+so two valid changes never combine into invalid settings. ``bookie metadata put`` writes a setting
+without a check, so bookies check all cluster settings again.
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
 """
@@ -25,13 +25,13 @@ _log = event_log(__name__)
 
 
 class ClusterSettings:
-    """The settings of one cluster: ``section.key`` → its value, spelled as for a flag."""
+    """Reads and changes the settings of one cluster; a value is text, as in a flag."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """Read all settings by name, in one consistent snapshot, without a check of their values.
+        """Return all settings by name, in a consistent snapshot; their values are not checked.
 
         Raises:
             FormatError: a record is not text.
@@ -39,9 +39,9 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """Return the settings that this version knows, and log the others.
+        """Return the settings that this version knows; log each unknown setting.
 
-        A newer tool may have set the others.
+        A newer version may have written the unknown settings.
         """
         settings = await self.read()
         known = _known(settings)
@@ -50,12 +50,11 @@ class ClusterSettings:
         return known
 
     async def set(self, values: Mapping[str, str]) -> None:
-        """Set several settings, all or none.
+        """Set several settings; if one of them is refused, set none.
 
         Raises:
-            ConfigurationError: a setting is unknown, or cannot be a cluster setting. Or a value is
-                wrong, or contradicts another cluster setting or a default. The message is one
-                sentence.
+            ConfigurationError: a setting is unknown, or cannot be a cluster setting. Also raised if
+                a value is wrong, or contradicts another cluster setting or a default.
         """
         while True:
             before, version = await self._read()
@@ -65,11 +64,13 @@ class ClusterSettings:
                 return
 
     async def unset(self, names: Iterable[str]) -> None:
-        """Remove several settings, all or none; bookies then use their own values or the defaults.
+        """Remove several settings; if one of them cannot be removed, remove none.
+
+        Without a cluster setting, bookies use their own values or the defaults.
 
         Raises:
-            ConfigurationError: one of the settings is not set. Or the removal would make valid
-                settings contradict each other or a default.
+            ConfigurationError: one of the settings is not set. Also raised if valid settings would
+                contradict each other or a default after the removal.
         """
         wanted = sorted(set(names))
         while True:
@@ -86,7 +87,7 @@ class ClusterSettings:
     ) -> None:
         """Call `take` with all known settings, now and after each change; see `mirror.follow`.
 
-        If `instance_id` is given, the settings of every other cluster are ignored.
+        If `instance_id` is given, `take` is not called while the store holds another cluster.
         """
 
         async def read() -> dict[str, str]:
@@ -108,7 +109,7 @@ class ClusterSettings:
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """Return all settings, and the version of ``config/settings`` that belongs to them."""
+        """Return all settings, and the version that ``config/settings`` had during the reading."""
         while True:
             version = await self._version()
             settings = {}
@@ -122,7 +123,7 @@ class ClusterSettings:
         return NOT_EXISTS if record is None else record.version
 
     async def _change(self, version: int, operations: list[Put] | list[Delete]) -> bool:
-        """Write a change of settings; return False if another change came first."""
+        """Write a change; return False if ``config/settings`` no longer has `version`."""
         try:
             await self._store.transaction([Put(keys.SETTINGS, b"", version), *operations])
         except (BadVersionError, NoSuchKeyError):

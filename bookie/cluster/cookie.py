@@ -1,8 +1,9 @@
 """Cookies: records that bind a bookie's directories to its id and its cluster.
 
-The metadata store and every directory of the bookie hold the same cookie. If a cookie is missing or
-differs, a directory was exchanged or lost. A bookie with such a directory must not start, because
-it could answer that acknowledged entries do not exist.
+The metadata store and every directory of the bookie hold a cookie with the same identity. If a
+directory was exchanged or lost, its cookie differs or is missing. A bookie with an exchanged or
+lost directory must not start, because the bookie could answer that acknowledged entries do not
+exist.
 
 A cookie is ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in
 the order shown here. Each value is JSON on one line.
@@ -21,8 +22,8 @@ the order shown here. Each value is JSON on one line.
     is_settled=true
     is_in_doubt=false
 
-The last four fields were added later. A field with its default value is left out, so older cookies
-are read and written as before.
+The last four fields were added in later versions. A cookie omits each of these four fields while
+the field has its default value. So cookies of older versions stay valid.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FIRST_LINE = re.compile(rf"{_MAGIC} ([1-9][0-9]{{0,8}})", re.ASCII)
 
 
 class CookieState(enum.Enum):
-    """Progress of a new bookie: READY once all of its directories have the cookie."""
+    """The progress of a bookie's first start; READY means that all directories have the cookie."""
 
     NEW = "NEW"
     READY = "READY"
@@ -52,7 +53,7 @@ class CookieState(enum.Enum):
 class Cookie:
     """The identity of a bookie, and facts about the state of its directories.
 
-    `unique_id` is a random id, created when the directories are first used.
+    `unique_id` is a random id that is created at the first start on empty directories.
     """
 
     bookie_id: str
@@ -64,14 +65,14 @@ class Cookie:
     incarnation: str = ""
     """Random id, renewed when the bookie may have lost acknowledged data; empty in old cookies."""
     state_number: int = 0
-    """Increases at each start and stop, and regularly in between; lower means an older state."""
+    """A number that increases at each start and stop, and regularly in between."""
     is_settled: bool = True
     """False in a directory while the metadata store may still have the previous `state_number`."""
     is_in_doubt: bool = False
-    """True if the bookie may lack entries of its ledgers; the metadata store's copy decides."""
+    """True if the bookie may lack entries of its ledgers; only the metadata store's copy counts."""
 
     def differences(self, other: Cookie) -> list[str]:
-        """Return the names of the identity fields in which two cookies differ."""
+        """Return the names of the identity fields in which this cookie and `other` differ."""
         pairs = (
             ("bookie id", self.bookie_id, other.bookie_id),
             ("journal directories", self.journal_dirs, other.journal_dirs),
@@ -108,7 +109,7 @@ def decode_cookie(data: bytes) -> Cookie:
     """Decode the cookie in `data`.
 
     Raises:
-        FormatError: the data is not a cookie, is damaged, or is of a newer version.
+        FormatError: the data is not a cookie, is damaged, or was written by a newer version.
     """
     try:
         first, *lines = data.decode("utf-8").split("\n")

@@ -1,6 +1,6 @@
 """Cookies in the metadata store: one per bookie, changed only by compare-and-set.
 
-This module only stores cookies. The starting bookie decides about a missing or different cookie.
+This module only stores cookies. A bookie decides at its start if a cookie is missing or wrong.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """Read the cookie like `read`, including every change that ended before this call."""
+        """Return the cookie like `read`; the result includes all changes before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
     def unchanged(self, bookie_id: str, version: int) -> Check:
-        """Return a condition for a transaction: the cookie still has `version`."""
+        """Return the transaction condition that the cookie still has `version`."""
         return Check(keys.cookie(bookie_id), version)
 
     async def require_instance(self, instance_id: str) -> None:
-        """Check that the store holds this cluster, because another store also lacks the cookie.
+        """Check that the store holds the cluster `instance_id`.
+
+        Without a check of the cluster, a missing cookie proves nothing: a wrong store also has no
+        cookie.
 
         Raises:
             WrongClusterError: the store holds another cluster, or none.
@@ -56,9 +59,10 @@ class CookieManager:
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """Return all readable cookies, sorted by bookie id; pass each other id to `on_damaged`.
+        """Return all readable cookies, sorted by bookie id.
 
-        Use this only for display, because the result lacks bookies with a damaged cookie.
+        `on_damaged` is called with the bookie id of each unreadable cookie. Use the result only for
+        display, because it omits these bookies.
         """
         found = []
         for bookie_id in await self.bookie_ids():
@@ -86,7 +90,7 @@ class CookieManager:
         return Versioned(cookie, stat.version)
 
     async def write(self, cookie: Cookie, version: int) -> Versioned[Cookie]:
-        """Replace the cookie that has `version`.
+        """Replace the cookie, if its version in the store is `version`.
 
         Raises:
             BadVersionError: the cookie was changed or deleted.

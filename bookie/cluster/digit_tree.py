@@ -1,9 +1,9 @@
 """Stores records with numbers as keys, in directories that are small enough to be listed.
 
-A number is written with a fixed count of digits, and the digits are split into groups. Each group
-is one level of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits
-and the prefix ``L``, number 1 is at ``00/0000/L0001``. All names of a level are equally long, so
-the order of the keys is the order of the numbers.
+A number is padded to a fixed count of digits, and its digits are split into groups. Each group
+names one level of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits
+and the prefix ``L``, number 1 has the key ``00/0000/L0001``. All names of a level are equally long,
+so the order of the keys is the order of the numbers.
 
 Source: BookKeeper's hierarchical ledger managers.
 """
@@ -34,9 +34,10 @@ class DigitTree:
     """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1
     skips_strays: bool = False
-    """True if listings skip and log keys that are no numbers. False if listings raise an error."""
+    """True if listings skip and log *strays*: keys that are not the key of a number. False if a
+    stray makes listings fail."""
     _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Strays that the log has named, up to `STRAYS_TOLD_MAX`; each once."""
+    """The strays that were logged, at most `STRAYS_TOLD_MAX`."""
 
     def key(self, number: int) -> str:
         """Return the key of `number`.
@@ -59,7 +60,7 @@ class DigitTree:
         return names
 
     def number_of(self, key: str) -> int:
-        """Return the number whose key is `key`.
+        """Return the number that `key` belongs to.
 
         Raises:
             FormatError: `key` is not the key of a number.
@@ -73,7 +74,7 @@ class DigitTree:
         return number
 
     def owns(self, name: str) -> bool:
-        """True if `name`, right below the root, is a directory or record of this tree."""
+        """True if a child of the root with this `name` belongs to this tree."""
         size = self.groups[0]
         if len(self.groups) == 1:
             name = name.removeprefix(self.prefix) if name.startswith(self.prefix) else ""
@@ -84,12 +85,13 @@ class DigitTree:
     ) -> AsyncIterator[tuple[int, Record]]:
         """Yield the numbers above `after` with their records, ascending.
 
-        Every record that exists during the whole scan is yielded. If other trees share the root,
-        `names` are this tree's own names below the root; None means all names.
+        Every record that exists during the whole scan is yielded. If several trees share the root,
+        `names` has the children of the root that belong to this tree. If `names` is None, all
+        children belong to this tree.
 
         Raises:
             MetadataUnavailableError: the scan could not be completed.
-            FormatError: the tree contains a key that is no number, and `skips_strays` is False.
+            FormatError: the tree contains a stray, and `skips_strays` is False.
         """
         async for directory, first in self._directories(store, names, after):
             async for record in store.scan_children(directory, after=first):
@@ -100,9 +102,9 @@ class DigitTree:
     async def scan_numbers(
         self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
     ) -> AsyncIterator[int]:
-        """Yield the numbers that `scan` finds, from the names alone: no value is read.
+        """Yield the numbers above `after`, ascending; read only names, and no records.
 
-        A key without a record also counts as a number if other keys are below it.
+        A number without a record is also yielded if there are keys below its key.
         """
         async for directory, first in self._directories(store, names, after):
             for name in await store.get_children(directory):
@@ -112,7 +114,7 @@ class DigitTree:
                     yield after
 
     def _is_stray(self, key: str) -> bool:
-        """True if listings skip the key, which is no number; log such a key."""
+        """True if `key` is a stray and listings skip strays; log the stray."""
         if not self.skips_strays:
             return False
         try:
@@ -136,7 +138,10 @@ class DigitTree:
     async def _directories(
         self, store: MetadataStore, names: list[str] | None, after: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """Yield each directory that may hold numbers above `after`, and the name to start after."""
+        """Yield the directories that may hold numbers above `after`.
+
+        Each directory comes with a name: only later names in it belong to numbers above `after`.
+        """
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
         # The last item of the stack is handled next. `is_start`: the directory is on the path of
         # `after`.
@@ -159,7 +164,11 @@ class DigitTree:
             ]
 
     def _is_directory(self, directory: str, name: str, level: int) -> bool:
-        """True if `name` is a directory of this tree, False if it is a stray to skip."""
+        """True if `name` can be a directory of this tree; False if it is a stray.
+
+        Raises:
+            FormatError: the name is a stray, and `skips_strays` is False.
+        """
         if len(name) == self.groups[level] and name.isascii() and name.isdigit():
             return True
         key = f"{directory}/{name}"

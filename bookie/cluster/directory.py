@@ -1,7 +1,7 @@
-"""A client's view of all registered bookies, which a watch keeps current.
+"""The registered bookies, kept in memory and updated by a watch on the metadata store.
 
-The directory remembers a bookie's address after its registration has ended, because a bookie that
-lost its session continues to serve.
+The directory keeps a bookie's address after the end of the registration, because a bookie without a
+session continues to serve.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WITHOUT_TLS = SecuritySettings()
 
 
 class BookieDirectory(Mirror[Registration]):
-    """The registered bookies; an async context manager that keeps the view current.
+    """The registered bookies; an async context manager that keeps its data up to date.
 
-    When the context is entered, the view is complete. All methods answer from memory. The view
-    changes when a bookie registers, leaves or registers another state.
+    As soon as the context is entered, the directory has all registered bookies. All methods read
+    only memory. The data changes when a registration is created, changed or deleted.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -60,15 +60,15 @@ class BookieDirectory(Mirror[Registration]):
         return MappingProxyType({**self._read_only, **self._writable})
 
     def names(self) -> frozenset[str]:
-        """Return the ids of all registered bookies, also of those whose registration is unreadable.
+        """Return the ids of all registered bookies, including bookies whose record is unreadable.
 
-        A running bookie of a newer version may have written an unreadable registration.
+        For example, this version cannot read the record of a bookie of a newer version.
         """
         keys_of_all = {*self.values, *self._unreadable}
         return frozenset(key.rpartition("/")[2] for key in keys_of_all)
 
     def resolve(self, bookie_id: str, security: SecuritySettings | None = None) -> Endpoint:
-        """Return a bookie's current or last known address, for a client with these settings.
+        """Return a bookie's current or last known address, for a client with `security` settings.
 
         Raises:
             BookieUnreachableError: this directory never saw the bookie registered, or the bookie
@@ -81,24 +81,23 @@ class BookieDirectory(Mirror[Registration]):
         return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
 
     def last_known(self, bookie_id: str) -> Registration | None:
-        """Return a bookie's current or last known registration; None if it was never seen."""
+        """Return a bookie's current or last known registration; None if it was never registered."""
         return self._last_known.get(bookie_id)
 
     def incarnation(self, bookie_id: str) -> str:
         """Return a bookie's current or last known incarnation; empty if unknown.
 
-        A writer reads the incarnation together with the bookie's address, before it sends the first
-        entry.
+        A writer reads the incarnation when it reads the bookie's address, before its first entry.
         """
         registration = self._last_known.get(bookie_id)
         return "" if registration is None else registration.incarnation
 
     def arrivals(self, bookie_id: str) -> int:
-        """Return how many registrations of a bookie this directory has seen."""
+        """Return how many times this directory has seen the bookie become registered."""
         return self._arrivals[bookie_id]
 
     def on_arrival(self, callback: Callable[[str], object]) -> None:
-        """Set the single callback that gets the id of each bookie that registers from now on."""
+        """Set the only callback, which is called with the id of each bookie that registers."""
         self._on_arrival = callback
 
     def _take(self, records: Mapping[str, Registration]) -> None:

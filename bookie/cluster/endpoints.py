@@ -1,4 +1,4 @@
-"""Chooses the address of a bookie that a client uses: with TLS, or in plaintext.
+"""Chooses which address of a bookie a client uses: an address with TLS, or one in plaintext.
 
 A registration names the protocol of each address: ``grpcs`` and ``https`` use TLS, ``grpc`` and
 ``http`` use plaintext. A client with a CA uses plaintext only if its settings allow plaintext.
@@ -22,8 +22,8 @@ def endpoint_for(registration: Registration, service: str, settings: SecuritySet
     Args:
         registration: the registration of the bookie.
         service: "bookie" for entries, "http" for commands.
-        settings: the settings of the client. A client with a CA uses plaintext only if plaintext is
-            allowed and the bookie offers no TLS.
+        settings: the settings of the client. A client with a CA uses plaintext only if the settings
+            allow plaintext and the service has no address with TLS.
 
     Raises:
         BookieUnreachableError: the bookie does not offer the service.

@@ -1,7 +1,8 @@
-"""A cluster's identity: the instance id, which is created once.
+"""A cluster's identity: the instance id, which is created with the cluster and never changes.
 
-Every bookie and client sends the instance id with its requests. So no bookie or client can read or
-write entries of another cluster, or of a removed and recreated cluster.
+Every bookie and client sends the instance id with its requests, and a bookie refuses any other id.
+So no client can read or write entries of another cluster, or of an earlier cluster in the same
+scope.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Top-level records; from its creation to its removal, a cluster has at least one of them."""
+"""Names of top-level records; each cluster has at least one of these records all its life."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
@@ -34,7 +35,7 @@ _WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The state of a cluster, read from the metadata store; bookie ids are sorted."""
+    """The state of a cluster as the metadata store shows it; all bookie ids are sorted."""
 
     instance_id: str
     layout: str
@@ -47,15 +48,15 @@ class ClusterStatus:
 async def initialize_cluster(store: MetadataStore, layout: str | None = None) -> str:
     """Create a new cluster and return its instance id.
 
-    `layout` names the layout of the cluster's ledgers: ``flat``, ``hierarchical``, or None for the
-    layout that fits the store.
+    `layout` is the name of the ledgers' layout: ``flat`` or ``hierarchical``. If `layout` is None,
+    the function chooses the layout that suits the kind of store.
 
     Raises:
-        LayoutExistsError: a cluster already exists; nothing was changed.
-        ClusterInUseError: records of a former cluster remain, and its ledger ids would be reused.
-            Or the scope contains the scope of another cluster, or lies inside it. In all cases
-            nothing was changed, or the new identity was deleted again. If two clusters, one inside
-            the other, are created at once, at most one remains.
+        LayoutExistsError: the scope already holds a cluster; nothing was changed.
+        ClusterInUseError: records of a former cluster remain, so ledger ids could be used again.
+            Also raised if this scope contains another cluster's scope, or lies inside it. After
+            ClusterInUseError, no record of the new cluster remains. If two clusters, one inside the
+            other, are created at the same time, at most one remains.
         BadRequestError: the layout is unknown.
     """
     instance_id = str(uuid.uuid4())
@@ -93,9 +94,9 @@ async def _refuse_overlap(store: MetadataStore) -> None:
 
 
 async def refuse_inner_cluster(store: MetadataStore) -> None:
-    """Refuse to use a scope that contains another cluster's scope, at any depth.
+    """Check that the scope contains no other cluster's scope, at any depth.
 
-    The search skips keys below a ledger's own key.
+    The search skips all keys below the key of a ledger.
 
     Raises:
         ClusterInUseError: the scope contains a cluster; the message names it.
@@ -131,7 +132,7 @@ def _refuse_remains(found: set[str]) -> None:
 
 
 async def read_instance_id(store: MetadataStore) -> str:
-    """Return the instance id, after a check that this program knows the cluster's layout.
+    """Check that this program knows the cluster's layout, and return the instance id.
 
     Raises:
         NoSuchKeyError: the cluster was never initialized.
@@ -145,9 +146,10 @@ async def read_instance_id(store: MetadataStore) -> str:
 
 
 async def require_instance(store: MetadataStore, instance_id: str) -> Check:
-    """Check that the store holds cluster `instance_id`; return this condition for a transaction.
+    """Check that the store holds the cluster `instance_id`.
 
-    After an outage, an empty or different store may answer.
+    The check is necessary because another or an empty store may answer after an outage. The result
+    is a transaction condition that makes the same check.
 
     Raises:
         WrongClusterError: the store holds another cluster, or none.
@@ -173,7 +175,7 @@ def _instance_id(record: Record) -> str:
 
 
 async def read_status(store: MetadataStore) -> ClusterStatus:
-    """Return the status of the cluster; raises like `read_instance_id`."""
+    """Return the status of the cluster; raise the errors of `read_instance_id`."""
     return ClusterStatus(
         instance_id=await read_instance_id(store),
         layout=(await read_layout(store)).name,

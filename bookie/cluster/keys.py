@@ -3,15 +3,15 @@
 =============================== ==================================================================
 key                             value
 =============================== ==================================================================
-``LAYOUT``                      format of the keys: ``bookie-layout``
+``LAYOUT``                      the layout of the ledgers' keys (`layout`)
 ``INSTANCEID``                  the cluster's id, a UUID as text
-``REMOVAL``                     while the cluster is being removed: its identity, and whether
-                                anything was deleted
+``REMOVAL``                     exists while the cluster is being removed: its identity, and
+                                whether a record was deleted
 ``IDGEN/<bucket>``              the lowest ledger id that is not reserved, as decimal text
-``cookies/<bookie>``            the cookie of a bookie; the record ``cookies`` itself orders the
+``cookies/<bookie>``            the cookie of a bookie; the parent record ``cookies`` orders the
                                 decisions that a bookie's data is lost
-``available/readwrite/<bookie>`` leased: the registration of a bookie that takes new entries
-``available/readonly/<bookie>`` leased: the registration of one that does not
+``available/readwrite/<bookie>`` leased: the registration of a bookie that accepts new entries
+``available/readonly/<bookie>`` leased: the registration of a bookie that refuses new entries
 ``ledgers/…``                   ledger metadata (`layout`)
 ``deleted/<day>/…``             proof that a ledger was deleted (`deletion_proofs`)
 ``logs/<name>/<log>/…``          a log of a namespace (`logs`): ``definition``;
@@ -20,15 +20,15 @@ key                             value
                                 ``transactions/<application>``
 ``groups/<group>/…``             consumers that share logs (`groups`): ``assignment``, and leased
                                 ``members/<member>`` and ``leader/…``
-``writers/<writer>``            leased: a client that writes ledgers, as host and process
+``writers/<writer>``            leased: the host and process of a client that writes ledgers
                                 (`writer_record`)
 ``underreplication/…``          ledgers that lack copies, and the workers that repair them
-``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
-                                ``config/settings`` itself orders the changes
+``config/settings/<s>.<key>``    the value of a cluster setting, spelled as in a flag; the parent
+                                record ``config/settings`` orders the changes
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
-``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
-``security/roles``              who may do what (`role_grants`); only admins may write it
+``config/logs/<name>/<log>``    the policy of one log, if the log has a policy of its own
+``security/roles``              the grants of roles (`role_grants`); only admins may write them
 =============================== ==================================================================
 
 Source: BookKeeper's BP-28.
@@ -90,7 +90,7 @@ OWN = frozenset(
         "security",
     }
 )
-"""The first segments of all keys of a cluster; other keys in the scope have another owner."""
+"""The first segments of all keys of a cluster; other keys in the scope are not the cluster's."""
 
 
 def cookie(bookie_id: str) -> str:
@@ -109,7 +109,7 @@ def writer(writer_id: str) -> str:
 
 
 def essential(key: str) -> str | None:
-    """Describe the content of an essential key of a cluster; None for other keys."""
+    """Describe the record of a key without which a cluster cannot work; None for other keys."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"
@@ -143,7 +143,7 @@ def labels(bookie_id: str) -> str:
 
 
 def deletions_of(day: int) -> str:
-    """Return the key above the records that prove one day's deletions; day 0 is 1970-01-01."""
+    """Return the parent key of the proofs of one day's deletions; day 0 is 1970-01-01."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 

@@ -4,12 +4,13 @@
 layout       key of a ledger
 ============ =====================================================================================
 flat         ``/ledgers/<19 digits>``
-hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0000/0000/L0001``
-             above: where Java's BookKeeper has them
+hierarchical ``/ledgers/00/0000/L0001`` for ids up to 2^31 - 2,
+             ``/ledgers/000/0000/0000/0000/L0001`` for greater ids
 ============ =====================================================================================
 
-Most stores can list a directory of a million records. ZooKeeper limits the answer to one packet of
-a megabyte, about 40 000 ledgers. So the default layout on ZooKeeper is hierarchical.
+The hierarchical keys are the same as in Java's BookKeeper. Most stores can list a directory of a
+million records. ZooKeeper limits a listing to one packet of a megabyte, about 40 000 ledgers. So
+the default layout on ZooKeeper is hierarchical.
 
 The record ``LAYOUT`` names the layout. A program refuses to work with an unknown layout.
 """
@@ -38,9 +39,10 @@ UNINITIALIZED = "the metadata store holds no cluster; make one with `bookie clus
 
 @dataclass(frozen=True, slots=True)
 class LedgerLayout:
-    """The trees that hold the ledgers' metadata: one tree, or several that share a root.
+    """The trees that hold the ledgers' metadata: one tree, or several trees with the same root.
 
-    Each tree holds the ids above the maximum of the previous tree, up to its own maximum.
+    The first tree holds the ids up to its maximum. Each further tree holds the ids above the
+    previous tree's maximum, up to its own maximum.
     """
 
     name: str
@@ -48,7 +50,7 @@ class LedgerLayout:
     trees: tuple[DigitTree, ...]
 
     def under(self, root: str) -> LedgerLayout:
-        """Return the same layout with its records below `root` instead of ``/ledgers``."""
+        """Return the same layout for records below `root` instead of ``/ledgers``."""
         return replace(self, trees=tuple(replace(tree, root=root) for tree in self.trees))
 
     def key(self, ledger_id: int) -> str:
@@ -65,13 +67,13 @@ class LedgerLayout:
     async def scan(
         self, store: MetadataStore, *, after: int = NO_ENTRY
     ) -> AsyncIterator[tuple[int, Record]]:
-        """Yield the ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
+        """Yield the ids above `after` and their records, ascending; see `DigitTree.scan`."""
         async for tree, names, floor in self._parts(store, after):
             async for found in tree.scan(store, names, after=floor):
                 yield found
 
     async def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """Yield only the ledger ids, without reading records; see `DigitTree.scan_numbers`."""
+        """Yield the ids above `after`, without reading records; see `DigitTree.scan_numbers`."""
         async for tree, names, floor in self._parts(store, after):
             async for ledger_id in tree.scan_numbers(store, names, after=floor):
                 yield ledger_id
@@ -79,7 +81,13 @@ class LedgerLayout:
     async def _parts(
         self, store: MetadataStore, after: int
     ) -> AsyncIterator[tuple[DigitTree, list[str] | None, int]]:
-        """Yield the trees in the order of their ids, each with its names below the root."""
+        """Yield the trees with ids above `after`, in the order of their ids.
+
+        Each tree comes with its names below the root (None: all names), and the id to start after.
+
+        Raises:
+            FormatError: a name below the root belongs to no tree.
+        """
         if len(self.trees) == 1:
             yield self.trees[0], None, after
             return
@@ -106,7 +114,7 @@ LAYOUTS = {layout.name: layout for layout in (FLAT, HIERARCHICAL)}
 
 
 def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
-    """Return the layout called `name`; None means the layout that fits the store.
+    """Return the layout called `name`; None means the layout that suits the kind of `store`.
 
     Raises:
         BadRequestError: the layout is unknown.
@@ -130,8 +138,8 @@ def decode_layout(value: bytes) -> LedgerLayout:
     """Decode the layout in a value of ``LAYOUT``.
 
     Raises:
-        FormatError: the value is damaged, or this program does not know the layout. The message is
-            one sentence and names the key.
+        FormatError: the value is damaged, or this program does not know the layout. The message
+            names the key.
     """
     try:
         name = json_record.decode(_FORMAT, _VERSION, value).text("ledgers")

@@ -1,16 +1,16 @@
 """A bookie's registration: a leased record with its addresses and state.
 
-A writable bookie is registered under ``available/readwrite``, a read-only one under
-``available/readonly``. One transaction moves the bookie's record between the two keys, so a
-registered bookie has exactly one record.
+The record of a writable bookie is below ``available/readwrite``, and the record of a read-only
+bookie is below ``available/readonly``. If a bookie changes between writable and read-only, one
+transaction moves its record, so a registered bookie always has exactly one record.
 
-The registration is maintained while its context is open. If the session ends or the record is
-deleted, the record is written again. The bookie serves even while it has no record. If the store
-does not answer, refuses access or holds another cluster, the write is repeated later.
+If the session ends or the record is deleted, a task writes the record again. The bookie serves even
+without a record. If the store does not answer, refuses access or holds another cluster, the task
+repeats the write later.
 
 Another session may own the record, for example the session of this bookie's previous process. The
-registration waits until that session ends. If the record stays, two processes use one bookie id.
-This process then fails with IdentityError.
+registration waits until the other session ends and its record is deleted. If the record is not
+deleted in time, another process uses the same bookie id, and this process fails with IdentityError.
 
 Source: BookKeeper's bookie registration.
 """
@@ -52,7 +52,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""Session timeouts to wait for another session's record: a hanging session ends late."""
+"""The longest wait for the end of another session, in session timeouts."""
 
 _log = event_log(__name__)
 
@@ -60,20 +60,21 @@ _log = event_log(__name__)
 class BookieRegistration:
     """One bookie's registration; an async context manager that deletes the record at its end.
 
-    Entering the context waits up to 1.5 session timeouts until another session's record of the same
-    id is deleted. The store's response times are added to this wait. If another process takes over
-    the id later, the body of the context is cancelled and the context raises IdentityError.
+    If another session has a record of the same id, entering the context waits until this record is
+    deleted. The wait lasts up to 1.5 session timeouts, plus the response times of the store. If
+    another process takes the id later, the body of the context is cancelled, and the context raises
+    IdentityError.
 
     Args:
         store: the metadata store, which must stay open until the context ends.
         registration: the state to register.
-        instance_id: the cluster that the store must hold before each write; empty means any
+        instance_id: the id of the cluster that the store must hold at each write; empty allows any
             cluster.
 
     Raises:
         IdentityError: (on entering) another process is registered with this id.
         MetadataUnavailableError: (on entering) the store does not answer.
-        WrongClusterError: (on entering) the store does not hold that cluster.
+        WrongClusterError: (on entering) the store does not hold the cluster `instance_id`.
     """
 
     def __init__(
@@ -89,34 +90,34 @@ class BookieRegistration:
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._written: tuple[str, int, int | None] | None = None
-        """Key, version, revision of our last write, to recognize our record of a former session."""
+        """Key, version and revision of the last write, to recognize the record of this process."""
         self._is_registered = False
 
     @property
     def registration(self) -> Registration:
-        """The registered state, or the state to write as soon as the store answers."""
+        """The state that is registered, or that will be registered when the store answers."""
         return self._wanted
 
     @property
     def is_registered(self) -> bool:
-        """True while the record exists, as far as this process knows."""
+        """True if the bookie's record exists, as far as this process knows."""
         return self._is_registered
 
     @property
     def obstacle(self) -> str:
-        """The reason why the last attempt to register again failed; empty while registered."""
+        """The error of the last attempt to register again; empty while registered."""
         return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
 
     async def update(self, registration: Registration) -> None:
-        """Register new figures (capacity, load), or a change between writable and read-only.
+        """Replace the registered state of the bookie.
 
-        At every moment, other processes see either the old record or the new one. After an error,
-        a background task immediately begins to write the new state.
+        At every moment, other processes see either the old record or the new record. After an
+        error, a background task repeats the write of the new state.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
             SessionLostError: the session ended.
-            WrongClusterError: the store does not hold this cluster.
+            WrongClusterError: the store does not hold the bookie's cluster.
             IdentityError: another process registered the same id.
         """
         assert registration.bookie_id == self._wanted.bookie_id
@@ -160,11 +161,11 @@ class BookieRegistration:
             await self._withdraw()
 
     async def _occupy(self) -> None:
-        """Register; wait until another session's record of the same id is gone.
+        """Write the record; first wait until no other session has a record of the same id.
 
         Raises:
-            IdentityError: the other record stayed.
-            MetadataUnavailableError: the store does not answer, so the other record is unknown.
+            IdentityError: another session's record was not deleted in time.
+            MetadataUnavailableError: the store does not answer.
         """
         wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
         async with self._store.watch(keys.AVAILABLE) as changes:
@@ -194,13 +195,13 @@ class BookieRegistration:
             _log.info("registered_again", bookie=self._wanted.bookie_id)
 
     def _note_obstacle(self, error: BookieError) -> None:
-        """Log an obstacle only if its kind has changed, so that a long outage gives one line."""
+        """Keep the error of an attempt to register; log it if the last error had another type."""
         if type(error) is not type(self._obstacle):
             _log.warning("registration_waits", reason=str(error))
         self._obstacle = error
 
     async def _wait_for_doubt(self, seconds_max: float) -> None:
-        """Pause between two attempts to register; a restored session ends the pause."""
+        """Wait up to `seconds_max` before the next attempt, or until `_doubt` is set."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_max):
                 await self._doubt.wait()
@@ -217,7 +218,7 @@ class BookieRegistration:
             self._is_registered = False
 
     async def _follow_records(self, changes: AsyncIterator[Change]) -> None:
-        """Check the registration when another process has deleted or written its record."""
+        """Check this bookie's record after each event that another process may have caused."""
         try:
             async for change in changes:
                 if isinstance(change, Resync) or any(map(self._is_suspect, change.events)):
@@ -237,7 +238,7 @@ class BookieRegistration:
             self._doubt.set()
 
     async def _is_intact(self) -> bool:
-        """True if the store holds exactly the wanted record, for the current session."""
+        """True if the store holds exactly the wanted record, and the current session owns it."""
         # Without the lock, an own update would look like a foreign write.
         async with self._writing:
             wanted = self._wanted
@@ -258,7 +259,7 @@ class BookieRegistration:
             return intact
 
     async def _withdraw(self) -> None:
-        """Delete the record now, instead of at the end of the session."""
+        """Delete the bookie's record; otherwise the record would exist until the session ends."""
         async with self._writing:
             self._is_registered = False
             for read_only in (False, True):
@@ -273,7 +274,7 @@ class BookieRegistration:
     # ---- writing
 
     async def _try_write(self) -> bool:
-        """Write the wanted record; return False if another session owns a record of this bookie."""
+        """Write the wanted record; return False if another process has a record of this bookie."""
         async with self._writing:
             while True:
                 operations = await self._plan(self._wanted)

@@ -21,7 +21,7 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address under which a bookie serves a protocol."""
+    """An address of a bookie, with its service and its protocol."""
 
     name: str
     """Name of the service: "bookie" for entries, "http" for metrics and health."""
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie's description of itself; capacity and load are those of the last update."""
+    """A bookie's description of itself, as of its last update of the record."""
 
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
@@ -68,7 +68,7 @@ def encode_registration(registration: Registration) -> bytes:
     """Encode a registration as the record's bytes.
 
     Raises:
-        BadRequestError: the load is not a number.
+        BadRequestError: the load is NaN or infinite.
     """
     fields = asdict(registration)
     fields["program_version"] = fields.pop("version")
@@ -85,7 +85,7 @@ def decode_registration(data: bytes) -> Registration:
     """Decode the registration in `data`.
 
     Raises:
-        FormatError: the data is not a registration, is damaged, or is of a newer version.
+        FormatError: the data is not a registration, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     bookie_id = fields.text("bookie_id")

@@ -1,7 +1,8 @@
 """The grants of roles, kept in the metadata store: one record per cluster.
 
 Each change replaces the whole record by compare-and-set, so concurrent changes cannot overwrite
-each other. A bookie that cannot read the record keeps the grants that it read last.
+each other. If a bookie cannot read the record, the bookie continues with the grants that it read
+last.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _VERSION: Final = 1
 
 
 def encode_grants(grants: Grants) -> bytes:
-    """Encode all grants as one record; equal grants in any order give equal bytes."""
+    """Encode all grants as one record; the order of the grants does not change the result."""
     rows: list[dict[str, object]] = []
     for one in sorted(grants.all, key=lambda x: (x.principal, x.role.value, str(x.scope))):
         row: dict[str, object] = {"principal": one.principal, "role": one.role.value}
@@ -48,7 +49,7 @@ def encode_grants(grants: Grants) -> bytes:
 
 
 def decode_grants(value: bytes) -> Grants:
-    """Decode the record.
+    """Decode the grants in the record's value.
 
     Raises:
         FormatError: the record is damaged, or a newer version wrote it.
@@ -77,7 +78,7 @@ class RoleGrants:
         self._store = store
 
     async def read(self) -> Grants:
-        """Return all grants; empty if no role was ever granted.
+        """Return all grants; the result is empty without a record.
 
         Raises:
             FormatError: the record is damaged, or a newer version wrote it.
@@ -85,10 +86,10 @@ class RoleGrants:
         return (await self._read())[0]
 
     async def grant(self, grant: Grant) -> bool:
-        """Give a role; return False if it was given before.
+        """Add a grant; return False if the record already has this grant.
 
         Raises:
-            BadRequestError: the record has no room for another grant.
+            BadRequestError: the record is too large for another grant.
             FormatError: the record is damaged, or a newer version wrote it.
         """
         while True:
@@ -105,10 +106,10 @@ class RoleGrants:
                 return True
 
     async def revoke(self, principal: str, role: Role | None, scope: GrantScope | None) -> int:
-        """Remove grants; return their number.
+        """Remove all grants that match the arguments; return the number of removed grants.
 
         Args:
-            principal: the principal of the grants, spelled as in the grants.
+            principal: the principal, spelled exactly as in the grants.
             role: the role of the grants; None means every role.
             scope: the scope of the grants; None means every scope.
 
@@ -131,7 +132,7 @@ class RoleGrants:
     async def follow(self, take: Callable[[Grants], None], *, instance_id: str) -> None:
         """Call `take` with all grants, now and after each change; see `mirror.follow`.
 
-        `take` is not called for a damaged record, or while the store holds another cluster.
+        `take` is not called while the record is damaged or the store holds another cluster.
         """
 
         async def read() -> Grants:

@@ -1,7 +1,7 @@
 """Settings: one immutable section per component, from defaults, cluster, file, variables, flags.
 
 A component gets only its own section. An unknown key is an error when the program starts. Only this
-package reads environment variables.
+package reads settings from environment variables.
 """
 
 from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings

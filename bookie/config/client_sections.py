@@ -89,10 +89,10 @@ class MetadataSettings(Section):
 
 
 class PlacementSettings(Section):
-    """The choice of bookies for ledgers. Set it for the whole cluster.
+    """This section decides how clients choose the bookies of a ledger.
 
-    Every client follows the cluster setting. Labels of bookies (`bookie node label`) name racks,
-    zones and regions. Bookies ignore this section.
+    Set these values as cluster settings. Labels of bookies (`bookie node label`) name the racks,
+    zones and regions. In a bookie, only repair uses this section.
     """
 
     policy: Literal["default", "rack", "zone", "region"] = Field(
@@ -130,10 +130,11 @@ class PlacementSettings(Section):
 
 
 class ClientSettings(Section):
-    """Timeouts of a client for one batch, and bounds on what it has in flight for one ledger.
+    """A client's timeouts for one batch, and its limits on unacknowledged entries of one ledger.
 
-    `connect` in Python, `bookie ledger` and `bookie bench` read this section from the file that
-    BOOKIE_CONFIG names, and from BOOKIE_CLIENT__KEY. Bookies ignore this section.
+    `connect` in Python and all commands that connect to bookies read this section from the file
+    that BOOKIE_CONFIG names, and from variables BOOKIE_CLIENT__KEY. In a bookie, only repair uses
+    this section.
     """
 
     own: ClassVar[bool] = True

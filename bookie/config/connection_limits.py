@@ -11,7 +11,7 @@ from bookie.config.section import DYNAMIC, Section
 
 
 class ConnectionLimits(Section):
-    """How many connections of clients one bookie keeps, and how much they may leave unfinished."""
+    """Limits on a bookie's client connections, and on the bytes of their incomplete messages."""
 
     connections_max: int = Field(
         default=4096,

@@ -1,4 +1,4 @@
-"""Warns about spellings that a later version removes; `docs/compatibility.md` has the rules."""
+"""Warns about names and values that a later version removes; see `docs/compatibility.md`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cache
 
 @cache  # one warning per process
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
-    """Warn that the deprecated spelling `what` was used; equal arguments warn only once.
+    """Warn that the deprecated name or value `what` was used; equal warnings appear only once.
 
-    Call this directly in the function that is deprecated, or that reads the deprecated spelling.
-    The warning names the caller of that function.
+    Call `warn_deprecated` directly in the function that is deprecated, or that reads the deprecated
+    value. The warning shows the line that called the deprecated function.
 
     Args:
-        what: The old spelling, as a user writes it.
-        since: The version that deprecated it.
-        removal: The version that removes it, at least two minor versions later.
-        instead: The new spelling.
+        what: The old name or value, as a user writes it.
+        since: The version that deprecated `what`.
+        removal: The version that removes `what`, at least two minor versions after `since`.
+        instead: The new name or value.
 
     Warns:
-        DeprecationWarning: If a filter makes it an error, each call raises it.
+        DeprecationWarning: If a filter turns warnings into errors, every call raises this error.
     """
     message = f"{what} is deprecated since bookie {since}, and {removal} removes it; use {instead}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -1,10 +1,9 @@
-"""Checks names of environment variables: settings, variables of other programs, and mistakes.
+"""Checks the names of environment variables that begin with ``BOOKIE_``, to find misspellings.
 
-A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks these variables. A name with a
-single underscore between section and key is refused if it spells a setting, because it would be
-ignored. Other unknown names that begin with ``BOOKIE_`` may belong to another program, so they are
-only reported. Variables that Kubernetes sets for a service whose name begins with bookie are
-ignored.
+A variable ``BOOKIE_SECTION__KEY`` gives the value of a setting; `load` checks these variables. A
+name with only one underscore between section and key is an error if it would be a setting with two
+underscores. Any other unknown name may belong to another program, so it is only reported. Variables
+that Kubernetes sets for a service whose name begins with bookie are ignored.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the unknown variables that look like settings: name → the likely right name, or empty.
+    """Return each unknown variable that begins with ``BOOKIE_``, with the most similar known name.
+
+    If no known name is similar, the name in the result is empty.
 
     Raises:
-        ConfigurationError: a variable spells a setting with a single underscore.
+        ConfigurationError: a variable has one underscore instead of two between section and key.
     """
     unknown = [
         name

@@ -1,8 +1,8 @@
-"""gRPC's own environment variables, which gRPC reads when it loads: socket polling, log lines.
+"""Sets gRPC's own environment variables for socket polling and logs, before gRPC is loaded.
 
 gRPC for Python can wait for its sockets in two ways. The older way polls the sockets in the thread
-that waits for completions. The newer way is the event engine, the default of recent versions. The
-event engine wakes two or three more threads on either side for each message.
+that waits for completions. The newer way is the event engine, the default of recent versions. For
+each message, the event engine wakes two or three more threads in the client and in the server.
 
 Both ways were measured with version 1.85 between a bookie and a client on two cores. A single
 append takes 562 to 760 us with the older way, and 761 to 1061 us with the event engine. Batches of
@@ -33,10 +33,11 @@ _VERSIONS: Final = ("1.85.",)
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """Make gRPC poll its sockets if this block loads gRPC, and ``GRPC_EXPERIMENTS`` is unset.
+    """Set ``GRPC_EXPERIMENTS`` during the block, so that gRPC polls sockets if the block loads it.
 
-    Child processes do not inherit the variable. If gRPC is loaded already, this call changes
-    nothing.
+    The function changes nothing if the variable is set already, if gRPC is already loaded, or if
+    this version of gRPC was not measured. Processes that start after the block do not inherit the
+    variable.
     """
     variables = os.environ if environment is None else environment
     is_chosen = GRPC_VARIABLE in variables or (environment is None and "grpc" in sys.modules)
@@ -52,10 +53,10 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
 
 
 def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
-    """Keep gRPC's own log lines out of a JSON log, unless ``GRPC_VERBOSITY`` is set.
+    """Turn off gRPC's own log lines, which are not JSON, unless ``GRPC_VERBOSITY`` is set.
 
     Call this in the daemon, before gRPC is loaded. The errors of RPCs contain the same facts as
-    these log lines.
+    gRPC's log lines.
     """
     variables = os.environ if environment is None else environment
     variables.setdefault(VERBOSITY_VARIABLE, "NONE")

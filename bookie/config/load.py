@@ -1,11 +1,11 @@
 """Loads settings: defaults < cluster < TOML file < environment < flags; an error is one sentence.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
-``storage.read_threads``. ``BOOKIE_CONFIG`` names the file to read when the caller names none.
-``BOOKIE_METADATA`` names the metadata store for the commands of a shell. The file overrides this
-variable, and a bookie refuses to start if the two name different stores. The module `environment`
-checks all other names of variables. Callers pass flags as `overrides`. They read cluster settings
-from the metadata store and pass them as a mapping.
+``storage.read_threads``. If the caller names no file, ``BOOKIE_CONFIG`` names the file to read.
+``BOOKIE_METADATA`` names the metadata store for the commands of a shell; a file overrides this
+variable. A bookie refuses to start if ``BOOKIE_METADATA`` and its settings file name different
+stores. The module `environment` checks all other names of variables. Callers pass flags as
+`overrides`, and cluster settings as a mapping that they read from the metadata store.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 NO_CLUSTER: Mapping[str, str] = {}
 
 _Problem: TypeAlias = Mapping[str, Any]
-"""One wrong value as pydantic reports it: `loc` is its place, `msg` the error sentence."""
+"""An error as pydantic reports it: `loc` names the setting, `msg` is the error sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The value of one setting from one source; error messages name `origin`."""
+    """The value of one setting from one source; `origin` is the source's name in errors."""
 
     section: str
     key: str
@@ -62,11 +62,11 @@ _AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
 
 
 class Sources:
-    """The values from a file, the environment and flags of one process, read once.
+    """The values from the file, the environment and the flags of one process, read only once.
 
-    Cluster settings override the defaults; the file overrides cluster settings. Cluster settings
-    change while the process runs. Each call of `settings` merges them with the other sources, which
-    do not change.
+    Cluster settings override the defaults, and the values of this object override cluster settings.
+    Cluster settings may change while the process runs, so each call of `settings` gets them as an
+    argument.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sources:
         self._given = given
         self._short_uri = short_uri
         self.unknown_variables = dict(unknown_variables or {})
-        """Unknown variables that look like settings: name → the likely right name, or empty."""
+        """The result of `check_variables`."""
 
     @classmethod
     def read(
@@ -88,7 +88,7 @@ class Sources:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Read the sources of one process; arguments and errors are as in `load_settings`."""
+        """Read the file and the environment; arguments and errors are those of `load_settings`."""
         variables = os.environ if environment is None else environment
         if path is None and variables.get(CONFIG_VARIABLE):
             path = Path(variables[CONFIG_VARIABLE])
@@ -104,7 +104,8 @@ class Sources:
         """Merge the settings of all sources and check them.
 
         Args:
-            cluster: Cluster settings, `section.key` → text. All other sources override them.
+            cluster: Cluster settings, `section.key` → text. The values of this object override
+                cluster settings.
 
         Raises:
             ConfigurationError: as in `load_settings`.
@@ -116,14 +117,14 @@ class Sources:
             raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
 
     def first_settings(self) -> Settings:
-        """Return the settings without cluster settings; they suffice to find the cluster.
+        """Return the settings without cluster settings: they are enough to connect to the store.
 
-        If given settings contradict each other, and cluster settings can correct this, only the
-        sections ``bookie``, ``metadata`` and ``log`` keep their given values. All other sections
-        then have their defaults.
+        Settings may contradict each other in a way that cluster settings can correct. If there is
+        such a contradiction, only the sections ``bookie``, ``metadata`` and ``log`` keep their
+        given values, and all other sections have their defaults.
 
         Raises:
-            ConfigurationError: no cluster setting can correct an error.
+            ConfigurationError: there is an error that no cluster setting can correct.
         """
         given = self._given
         try:
@@ -139,9 +140,9 @@ class Sources:
         """Refuse the variable BOOKIE_METADATA if the file names another store.
 
         Raises:
-            ConfigurationError: the two stores differ, and the store is set by neither a flag nor
-                BOOKIE_METADATA__URI. The error contains no address, because the unused address was
-                not checked for secrets.
+            ConfigurationError: the two stores differ, and neither a flag nor BOOKIE_METADATA__URI
+                overrides both. The error contains no address, because BOOKIE_METADATA was not
+                checked for secrets.
         """
         used = self._given.get(("metadata", "uri"))
         if self._short_uri is None or used is None or not used.by_file:
@@ -153,7 +154,7 @@ class Sources:
             )
 
     def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
-        """Return the source of each given value: `section.key` → file, variable, flag, cluster."""
+        """Return the source of each value that is not a default: `section.key` → source."""
         return {item.name: item.origin for item in self._with(cluster).values()}
 
     def _with(self, cluster: Mapping[str, str]) -> _AllGiven:
@@ -164,7 +165,7 @@ _FIRST_SECTIONS = ("bookie", "metadata", "log")
 
 
 def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
-    """Merge the values of several sources; each source overrides the earlier ones."""
+    """Merge the values of several sources; each source overrides all earlier sources."""
     given: dict[tuple[str, str], _Given] = {}
     for source in sources:
         for item in source:
@@ -185,12 +186,14 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
 def _absolute(item: _Given) -> object:
     """Return the path in a setting as an absolute path.
 
-    A path in a file begins at the file's folder, so a bookie finds its directories wherever it is
-    started. A path in a variable or flag begins at the working directory.
+    A relative path in a settings file is relative to the folder of this file, so a bookie finds its
+    directories from any working directory. A path in a variable or flag is relative to the working
+    directory.
 
-    In earlier versions, paths in files also began at the working directory. A directory that exists
-    only there is used with a deprecation warning. A path in the section ``[security]`` of a file
-    never begins at the working directory, which must not determine the trusted peers.
+    In earlier versions, paths in files were also relative to the working directory. If a path
+    exists only relative to the working directory, it is used, with a deprecation warning. Paths in
+    the section ``[security]`` of a file are never relative to the working directory, which must not
+    determine the trusted peers.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -230,13 +233,14 @@ def load_settings(
     """Read, merge and check the settings of one process, without cluster settings.
 
     Args:
-        path: A TOML file; None means the file that BOOKIE_CONFIG names, or no file if it is unset.
+        path: A TOML file. None means the file that BOOKIE_CONFIG names; without this variable, no
+            file is read.
         overrides: Flags, `section.key` → text. Flags override all other sources.
-        environment: Variables; None means those of the process.
+        environment: The environment variables; None means the variables of the process.
 
     Raises:
-        ConfigurationError: A key is unknown, a value or a relation between values is wrong, or the
-            file is unreadable. The message is one sentence. It never contains a value that may be a
+        ConfigurationError: A key is unknown, a value is wrong, values contradict each other, or the
+            file is unreadable. The message is one sentence, and contains no value that may be a
             secret.
     """
     return Sources.read(path, overrides, environment=environment).settings()
@@ -248,9 +252,9 @@ def find_log_format(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> LogFormat:
-    """Return ``log.format`` even if other settings are wrong, to report them in this format.
+    """Return ``log.format`` even if other settings are wrong, so that errors can use this format.
 
-    The arguments are those of `load_settings`. Wrong formats are ignored.
+    The arguments are those of `load_settings`. A wrong value of ``log.format`` is ignored.
     """
     variables = os.environ if environment is None else environment
     path = path or Path(variables.get(CONFIG_VARIABLE, ""))
@@ -263,16 +267,16 @@ def find_log_format(
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
-    """Check that a bookie can start with these cluster settings and with defaults otherwise.
+    """Check that a bookie with these cluster settings, and defaults for all others, can start.
 
     Raises:
-        ConfigurationError: the sentence names one of these settings.
+        ConfigurationError: a cluster setting is wrong; the message names the setting.
     """
     Sources({}).settings(cluster)
 
 
 def require_bookie_id(settings: Settings) -> None:
-    """Check that the settings contain a bookie id, which a client does not need.
+    """Check that the settings contain a bookie id, which is optional for clients.
 
     Raises:
         ConfigurationError: the settings contain no bookie id.
@@ -350,7 +354,7 @@ def section_type(name: str) -> type[Section]:
 
 
 def _refuse_flag_for_number(item: _Given, field: FieldInfo) -> None:
-    """Refuse true or false for a setting of another type: ``port = true`` would mean port 1."""
+    """Refuse true or false for a setting that is not a bool: ``port = true`` would mean port 1."""
     if isinstance(item.value, bool) and field.annotation is not bool:
         raise ConfigurationError(
             f"{item.origin}: {item.section}.{item.key} must not be true or false"
@@ -363,7 +367,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """True if the error is a wrong relation between values that cluster settings may change."""
+    """True if `problem` is a contradiction between values that cluster settings may correct."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -373,7 +377,7 @@ def _problems(error: ValidationError) -> list[_Problem]:
 
 
 def _sentence(problem: _Problem, given: _AllGiven) -> str:
-    """Return the error as a sentence, with the key and the place where its value was set."""
+    """Return the error as a sentence that names the setting and the source of its value."""
     text: str = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     match problem["loc"]:
@@ -387,7 +391,10 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Name the cluster settings in a wrong relation, because the bookie's file lacks them."""
+    """Return, in parentheses, the cluster settings that the error text names; else empty text.
+
+    Users need these names, because cluster settings are not in the bookie's file.
+    """
     words = set(text.replace(",", " ").split())
     found = [
         item.origin

@@ -1,7 +1,7 @@
-"""Setting values with their own spelling: sizes in bytes, and sets of labels.
+"""Types of settings with a special text form: sizes in bytes, and sets of labels.
 
-Sizes are plain integers in code. In a file or variable they may also be written with a binary unit:
-``"256MiB"``. Labels may also be written as text: ``"zone=a,rack=r1"``.
+A size is an integer in code. A file, variable or flag may also give a size with a binary unit:
+``"256MiB"``. Labels are a mapping in code, and may also be given as text: ``"zone=a,rack=r1"``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
 def parse_size(value: object) -> object:
-    """Turn text such as ``"8MiB"`` into 8388608; return other values unchanged."""
+    """Convert text such as ``"8MiB"`` to 8388608; return a value that is not text unchanged."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
@@ -29,7 +29,7 @@ def parse_size(value: object) -> object:
 
 
 def format_size(size: int) -> str:
-    """Return the shortest exact spelling of a size: ``8MiB`` for 8388608."""
+    """Return a size as exact text with the largest possible unit: ``8MiB`` for 8388608."""
     unit = "B"
     for name, factor in UNITS.items():
         if size and size % factor == 0:
@@ -38,7 +38,7 @@ def format_size(size: int) -> str:
 
 
 def parse_labels(value: object) -> object:
-    """Turn text such as ``"zone=a,rack=r1"`` into a mapping; check all names and values."""
+    """Convert text such as ``"zone=a,rack=r1"`` to a mapping; check all names and values."""
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {name.strip(): text.strip() for name, _, text in pairs}
@@ -52,7 +52,7 @@ def parse_labels(value: object) -> object:
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
-    """Return labels in the spelling of `parse_labels`, ``rack=r1,zone=a``, sorted by name."""
+    """Return labels as text that `parse_labels` accepts, sorted by name: ``rack=r1,zone=a``."""
     return ",".join(f"{name}={labels[name]}" for name in sorted(labels))
 
 

@@ -37,25 +37,26 @@ DEFAULTS_HEAD = (
 
 
 def render_toml(settings: Settings) -> str:
-    """Return all sections with every key; a comment above each key has its meaning and default.
+    """Return a TOML file with all settings; a comment above each key has its meaning and default.
 
-    Secrets are not written.
+    Secrets are replaced by asterisks.
     """
     return _render(settings, HEAD, "")
 
 
 def render_defaults() -> str:
-    """Return a template file: `render_toml` of the defaults, with each key commented out."""
+    """Return a template of a TOML file, in which all keys have their defaults as comments."""
     return _render(Settings(), DEFAULTS_HEAD, "#")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """The default of a setting, and True if a running bookie accepts a new value."""
+    """The default of a setting, and whether the setting is dynamic."""
 
     default: str
-    """The default in the spelling of a file."""
+    """The default, spelled as in a file."""
     dynamic: bool
+    """True if a running bookie accepts a new value."""
 
 
 def find_setting(name: str) -> SettingFact | None:
@@ -68,7 +69,7 @@ def find_setting(name: str) -> SettingFact | None:
 
 
 def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of some settings in the spelling of a file: ``section.key`` → text."""
+    """Return the values of the settings `names`, spelled as in a file: ``section.key`` → text."""
     values = {}
     for name in names:
         section, _, key = name.partition(".")

@@ -1,4 +1,4 @@
-"""The base class of all sections of settings, and the marks *dynamic* and *own* of a setting.
+"""The base class of all sections of settings, and the properties *dynamic* and *own* of settings.
 
 A setting is *dynamic* if a running bookie accepts a new value without a restart. A setting is a
 bookie's *own* if it cannot be a cluster setting.
@@ -20,7 +20,7 @@ OWN: JsonDict = {"own": True}
 
 
 class Section(BaseModel):
-    """The base class of all sections: immutable, and an unknown key is an error."""
+    """The base class of all sections; a section is immutable and refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False

@@ -108,9 +108,9 @@ class ListenSettings(Section):
 
 
 class SessionSettings(Section):
-    """The conduct of a bookie while the metadata store is away.
+    """The behaviour of a bookie while the metadata store does not answer.
 
-    The bookie continues to serve. When the bookie gives up, it exits with status 3.
+    The bookie continues to serve, unless a setting below makes it exit with status 3.
     """
 
     policy: Literal["reconnect", "shutdown"] = Field(
@@ -135,7 +135,7 @@ class SessionSettings(Section):
 
 
 class StorageSettings(Section):
-    """The engine: journal files, index, checkpoints."""
+    """The storage engine: journal files, index, checkpoints."""
 
     journal_dir: Path = Field(
         default=Path("/var/lib/bookie/journal"),
@@ -464,7 +464,7 @@ class GarbageSettings(Section):
 
 
 class RepairSettings(Section):
-    """The service that brings copies back. Every bookie takes part; one of them audits."""
+    """The repair of ledgers that lack copies. Every bookie repairs; one elected bookie audits."""
 
     enabled: bool = Field(
         default=True,
@@ -534,7 +534,7 @@ class RepairSettings(Section):
 
 
 class RpcSettings(Section):
-    """Limits of the gRPC server that keep a broken or hostile peer from hurting the others."""
+    """Limits of the gRPC server that protect all clients from a faulty or hostile client."""
 
     message_bytes_max: Size = Field(
         default=8 * MIB, ge=64 * KIB, le=64 * MIB, description="The largest message, either way."
@@ -593,7 +593,7 @@ class RpcSettings(Section):
 
 
 class HttpSettings(Section):
-    """Metrics and health, over HTTP."""
+    """The HTTP server for metrics, health and commands."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -618,7 +618,7 @@ LogFormat: TypeAlias = Literal["json", "console"]
 
 
 class LogSettings(Section):
-    """Log lines, one per state change, on standard error."""
+    """The log of the daemon on standard error, with one line for each change of state."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
@@ -629,7 +629,7 @@ class LogSettings(Section):
 
 
 class Settings(Section):
-    """All sections of the settings; pass a component only its own section."""
+    """All settings of a process; a component should get only its own section."""
 
     bookie: BookieSettings = BookieSettings()
     listen: ListenSettings = ListenSettings()
@@ -648,7 +648,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        """Check that a server can take, store and return the largest entry."""
+        """Check that a bookie can receive, store and return an entry of the largest size."""
         room = ENTRY_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
         for name, value in (
             ("storage.block_bytes_max", self.storage.block_bytes_max),

@@ -10,10 +10,10 @@ from bookie.config.section import Section
 
 
 class SecuritySettings(Section):
-    """TLS on the ports of a bookie, and on the connections to bookies. Clients read it, too.
+    """TLS on the ports of a bookie, and on connections to bookies. Clients use this section, too.
 
-    Certificates and their keys are PEM. A running process takes changed files within seconds.
-    docs/security.md tells how to make them, and how to change a running cluster to TLS.
+    Certificates and keys are PEM files. A running process loads changed files within seconds.
+    docs/security.md tells how to make the files, and how to change a running cluster to TLS.
     """
 
     own: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class SecuritySettings(Section):
 
     @property
     def uses_tls(self) -> bool:
-        """True if connections to bookies use TLS."""
+        """True if a process with these settings uses TLS for connections to bookies."""
         return bool(self.ca_file)
 
     @property

@@ -1,7 +1,7 @@
-"""Environment variables, other than settings, that a parent process passes to the daemon.
+"""Environment variables that a parent process sets for the daemon, and that are not settings.
 
-A service manager passes the name of its notification socket, as `sd_notify(3)` defines it. A crash
-test passes the failpoint at which the process is killed.
+A service manager gives the name of its notification socket, as `sd_notify(3)` defines it. A crash
+test gives the failpoints at which the process is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class Supervision:
     """The parameters for notifying the service manager.
 
     `notify_socket` is the path of a datagram socket. A leading ``@`` means the abstract namespace;
-    the path is empty without a service manager. If the manager gets no message for
-    `watchdog_seconds`, it kills this process; None means no watchdog.
+    without a service manager, the path is empty. If the service manager gets no message from this
+    process for `watchdog_seconds`, the manager kills the process. Without a watchdog,
+    `watchdog_seconds` is None.
     """
 
     notify_socket: str
@@ -31,9 +32,10 @@ class Supervision:
 def read_supervision(
     pid: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Supervision:
-    """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; malformed values count as absent.
+    """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; a malformed WATCHDOG_USEC is ignored.
 
-    If WATCHDOG_PID differs from `pid`, the watchdog is for another process and counts as absent.
+    If WATCHDOG_PID is set and differs from `pid`, the result has no watchdog, because the manager
+    watches another process.
     """
     variables = os.environ if environment is None else environment
     microseconds = variables.get("WATCHDOG_USEC", "")
@@ -46,6 +48,6 @@ def read_supervision(
 
 
 def read_failpoints(environment: Mapping[str, str] | None = None) -> str:
-    """Return the failpoints to arm (``name:nth``, comma separated); always empty outside tests."""
+    """Return the failpoints (``name:nth``, comma separated) that a crash test set; else empty."""
     variables = os.environ if environment is None else environment
     return variables.get(FAILPOINT_VARIABLE, "")

@@ -1,27 +1,27 @@
 """Coordination between processes, on any metadata store.
 
-Each process has one `Participant`, which follows the process's session. The recipes in these
-modules work through the `Participant`.
+Each process has one `Participant`, which follows the process's session. All recipes in these
+modules use the `Participant`.
 
-| module | what it is |
+| module | purpose |
 |---|---|
-| `participant` | the session of a process, and work that continues if its caller is cancelled |
-| `wait_queue` | claims in a queue; each claim waits for one other claim |
-| `lock`, `locks` | locks with fencing tokens, exclusive or shared by readers |
-| `election` | one leader among candidates |
-| `queues` | items that one consumer at a time works on |
-| `membership` | the live members of a group |
-| `discovery` | services and the addresses of their instances |
-| `takeover` | waits until the record of an earlier run of the process has ended |
-| `counters` | numbers that no two processes get |
-| `barriers` | begin together, end together |
-| `cache` | typed values below a prefix, in memory |
+| `participant` | follows the session, and finishes work even if its caller is cancelled |
+| `wait_queue` | orders claims in a queue, in which each claim waits for one other claim |
+| `lock`, `locks` | provide locks with fencing tokens, exclusive or shared by readers |
+| `election` | elects one leader among candidates |
+| `queues` | gives each item to one consumer at a time |
+| `membership` | keeps the live members of a group |
+| `discovery` | keeps the addresses of the instances of services |
+| `takeover` | waits until a record of an earlier run of the process is deleted |
+| `counters` | gives out numbers, each to only one process |
+| `barriers` | makes a fixed number of processes begin together and end together |
+| `cache` | keeps the typed values below a prefix in memory |
 
-**All recipes are advisory.** A metadata store knows which process holds a lock. But a process that
-was paused may still act on a lock that it has already lost. So guard every effect that a lock
-protects in one of three ways:
+**All recipes are advisory.** The metadata store knows which process holds a lock. But a process
+that was paused may still act as the holder of a lock that it has already lost. So guard every
+effect that a lock protects in one of three ways:
 
-- by the lock's token, if the receiver remembers the greatest token that it has seen;
+- by the lock's token, if the receiver refuses tokens below the greatest token that it received;
 - by `Lock.check` in the same transaction, if the effect is a write to the same store;
-- by the version of the record that is written.
+- by a check of the version of the record that the effect replaces.
 """

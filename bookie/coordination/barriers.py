@@ -3,14 +3,14 @@
 ================= ================================================================================
 key               meaning
 ================= ================================================================================
-``members/<name>`` leased: a process that is inside, or waits to be
-``ready``         leased: enough came; everybody may begin
+``members/<name>`` leased: a process that waits at the entry, or is inside
+``ready``         leased: enough processes have arrived, and all of them may begin
 ================= ================================================================================
 
-The last process to arrive opens the barrier for all processes. At the end, the process whose name
-sorts first waits until all other processes have left, and closes the barrier. Every other process
-deletes its record, and waits until that process has left. A process that dies inside counts as a
-process that has left.
+The last process to arrive opens the barrier for all processes. At the end, the first process in the
+order of the names waits until all other processes have left, and closes the barrier. Every other
+process deletes its record, and waits until the first process has left. A process whose session ends
+inside the barrier counts as a process that has left.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -30,16 +30,17 @@ from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
 
 class DoubleBarrier:
-    """One process at a barrier: an async context manager that waits for the other processes.
+    """One process at a barrier: an async context manager.
 
-    The process waits at the entry and at the exit of the context.
+    Entering the context waits until `count` processes have arrived. Leaving the context waits until
+    all processes at the barrier leave.
 
     Args:
-        participant: the process that passes the barrier.
+        participant: the participant of this process.
         path: the key of the barrier.
-        name: the name of this process; no other process at the barrier has it.
-        count: the number of processes that must arrive before any begins.
-        timeout_seconds: the limit for each of the two waits; None waits for ever.
+        name: the name of this process, which no other process at the barrier may have.
+        count: the number of processes that must arrive before any process begins.
+        timeout_seconds: the longest wait at the entry, and at the exit; None waits for ever.
     """
 
     @checked
@@ -129,7 +130,7 @@ class DoubleBarrier:
                 await self._wait_until_gone(members[0], before)
 
     async def _inside(self) -> dict[str, int]:
-        """Read the members: for each name, the version of the member's record."""
+        """Return the names of the members, each with the version of the member's record."""
         return {r.name: r.version async for r in self._store.scan_children(self._members)}
 
     async def _wait_until_gone(self, name: str, before: dict[str, int]) -> None:

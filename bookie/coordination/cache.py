@@ -1,13 +1,14 @@
 """Values below a key prefix, kept in memory and updated by a watch of the metadata store.
 
-A value is loaded when it is first requested, and dropped when a commit has changed it. The absence
-of a record is cached, too. All values are dropped when changes may have been missed (`Resync`), and
-when a new session begins. During an outage of the store the cache returns old values.
+A value is loaded at its first request, and dropped when the watch reports a change of its record.
+The absence of a record is cached, too. All values are dropped when changes may have been missed
+(`Resync`), and when a new session begins. During an outage of the store the cache returns old
+values.
 
 The next `get` after a write through the cache returns the written value, even before the watch
-reports the write. A load that began before a change is not kept in the cache. Callers share the
-cached values, so do not change a value that `get` returned. A function that `read_modify_update`
-calls gets a copy.
+reports the write. If a record changes while it is loaded, the loaded value is not cached. Callers
+share the cached values, so do not change a value that `get` returned. `read_modify_update` passes a
+copy of the value to its function, which may change the copy.
 
 Source: the metadata cache of Apache Pulsar.
 """
@@ -90,7 +91,7 @@ class JsonCodec:
 
 @dataclass(frozen=True, slots=True)
 class Cached(Generic[T]):
-    """A cached value and the state of its record."""
+    """A cached value, with the version and times of its record."""
 
     value: T
     stat: Stat
@@ -98,28 +99,31 @@ class Cached(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """One write through the cache that is under way."""
+    """A write through the cache that has not ended yet."""
 
     key: str
     newest: float = -1
     """The greatest revision of the key in the events and answers since the write began.
 
-    The revision may belong to a later write. If the revision is unknown, the value is infinite.
+    The revision may belong to a later write. If the revision is unknown, it counts as infinite.
     """
 
 
 class MetadataCache(Generic[T]):
-    """A cache of the values below `prefix`, kept current while this async context manager is open.
+    """A cache of the values at and below `prefix`: an async context manager.
+
+    Enter the context before the first read: only in the context does a watch update the cache.
 
     Args:
         participant: the participant whose store has the values; the store must stay open until the
             cache is closed.
-        prefix: the key at or above all values; other keys are refused.
+        prefix: the cache refuses keys that are neither this key nor below it.
         codec: converts values to bytes and back.
-        on_change: called with each change of a key under the prefix, after the cache has dropped
-            the old value. So a read of the cache returns the new value.
+        on_change: called with each change of a key, after the cache has dropped the old value.
+            `on_change` is also called with `Resync`, after the cache has dropped all values.
         on_reload: if given, a cached value that has changed is loaded again at once. After the
             load, `on_reload` is called with the key and the new value.
+        entries_max: the most values that are cached.
     """
 
     def __init__(
@@ -154,11 +158,13 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def get_with_stat(self, key: str) -> Cached[T] | None:
-        """Return the value of `key` and the state of its record. Concurrent calls share one load.
+        """Return the value of `key`, with its record's version and times; None without a record.
+
+        Concurrent calls for the same key share one load.
 
         Raises:
             FormatError: the record cannot be decoded; the cache does not change.
-            MetadataUnavailableError: the value must be loaded, and the store does not answer.
+            MetadataUnavailableError: the value is not cached, and the store does not answer.
         """
         self._check(key)
         if key in self._entries:
@@ -175,11 +181,11 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def exists(self, key: str) -> bool:
-        """Ask the store, and return True if `key` has a record or children."""
+        """Return True if `key` has a record or children in the store; this is never cached."""
         return await self._store.exists(self._check(key))
 
     async def get_children(self, key: str) -> list[str]:
-        """Ask the store, and return the names below `key`."""
+        """Return the names of the children of `key` in the store; this is never cached."""
         return await self._store.get_children(self._check(key))
 
     # ---- writing
@@ -195,11 +201,12 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
-        """Create or replace a record. The store's session owns the record if it is ephemeral.
+        """Create or replace a record. With `ephemeral`, the record ends with the store's session.
 
         Raises:
-            KeyExistsError: a persistent record exists, and the put is ephemeral.
-            OperationTimeoutError: other writers kept changing the record.
+            KeyExistsError: `ephemeral` is True, and the existing record is persistent.
+            OperationTimeoutError: `ephemeral` is True, and other writers changed the record
+                repeatedly for `UPDATE_SECONDS_MAX`.
         """
         if not ephemeral:
             return await self._write(key, value, None, ephemeral=False)
@@ -231,13 +238,14 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
-        """Replace a value by the result of `modify`, which is called with a copy of the value.
+        """Call `modify` with a copy of the value; write the result as the new value, and return it.
 
-        If another writer was faster, `modify` is called again, with the newer value.
+        If another writer changes the record first, `modify` is called again with the newer value.
 
         Raises:
             NoSuchKeyError: there is no record.
-            OperationTimeoutError: other writers were faster for `UPDATE_SECONDS_MAX`.
+            OperationTimeoutError: other writers changed the record repeatedly for
+                `UPDATE_SECONDS_MAX`.
         """
 
         def refuse() -> T:
@@ -247,7 +255,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """Do `read_modify_update`. If there is no record, create it with `modify(None)`."""
+        """Do `read_modify_update`, or create a missing record with the value `modify(None)`."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -269,7 +277,7 @@ class MetadataCache(Generic[T]):
     # ---- dropping
 
     def invalidate(self, key: str) -> None:
-        """Drop the value of `key`. A load under way will not be cached."""
+        """Drop the cached value of `key`; the result of a running load is not cached."""
         self._check(key)
         self._entries.pop(key, None)
         self._loads.pop(key, None)
@@ -324,7 +332,7 @@ class MetadataCache(Generic[T]):
             self.invalidate_all()
 
     def _take(self, event: WatchEvent) -> bool:
-        """Drop the value that `event` replaces; return True if it should be loaded again."""
+        """Drop the value that `event` replaces; return True if the key must be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             # The loaded answer may be older than the event, and its caller wants the newest value.
@@ -338,7 +346,7 @@ class MetadataCache(Generic[T]):
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
 
     def _supersede(self, key: str, revision: int | None) -> None:
-        """Ensure that a write under way caches no value of `key` older than `revision`."""
+        """Prevent that a running write of `key` caches a value older than `revision`."""
         newest = math.inf if revision is None else revision
         for write in self._writes:
             if write.key == key:

@@ -1,17 +1,17 @@
-"""The record of a claim: to a lock, to a place in an election, or to a turn in a queue.
+"""A claim is a record by which a process claims a lock, a leadership, or a turn in a queue.
 
 ========================= ========================================================================
 bytes                     meaning
 ========================= ========================================================================
 ``claim 1 ``              the format and its version
-guid, a space             32 hexadecimal digits: the attempt and the process that wrote it
+guid, a space             32 hexadecimal digits, which identify the process and the claim
 mode, a newline           ``exclusive`` or ``shared``
-owner, a newline          the name that the process gave, JSON text; often empty: ``""``
+owner, a newline          the owner name that the process chose, as JSON text; may be empty: ``""``
 the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
-The first two lines are ASCII. By the guid, a process recognises its own claim after a lost reply.
-Claims of an earlier run of the process have other guids.
+The first two lines are ASCII. If the reply to a claim's creation is lost, the process finds its
+claim by the guid. Claims of an earlier run of the process have other guids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class ClaimMode(enum.Enum):
-    """A claim is exclusive, or shared with other shared claims."""
+    """The mode of a claim: exclusive, or shared with other claims of mode SHARED."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -36,7 +36,7 @@ class ClaimMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim; `guid` has 32 hexadecimal digits."""
+    """The content of a claim's record; `guid` has 32 hexadecimal digits."""
 
     guid: str
     mode: ClaimMode = ClaimMode.EXCLUSIVE
@@ -54,7 +54,7 @@ def decode_claim(data: bytes) -> Claim:
     """Decode the claim in `data`.
 
     Raises:
-        FormatError: the bytes are no claim, or a claim of a newer version.
+        FormatError: the bytes are not a claim, or a newer version wrote the claim.
     """
     if data.startswith(b"claim ") and not data.startswith(b"claim 1 "):
         version = data[6:16].partition(b" ")[0]

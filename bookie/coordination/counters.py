@@ -1,11 +1,11 @@
 """Unique numbers from a counter: no two processes get the same number.
 
 The counter is one record, which contains the next free number as decimal text. A process reserves a
-block of numbers by compare-and-set, so numbers are always unique. Numbers are skipped if the
-reservation was not answered, or if the process ended before it used its block.
+block of numbers by compare-and-set, so no number is given out twice. Numbers are skipped if the
+store does not answer a reservation, or if a process ends before it has used its block.
 
-Source: BookKeeper's ledger ids and Pulsar's counters. The store's own numbers in the names of
-records are unsuitable: they overflow, begin anew, or are shared with other records.
+Source: BookKeeper's ledger ids and Pulsar's counters. The sequence numbers that a store appends to
+record names are unsuitable: they may overflow, start again, or be shared with other records.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ATTEMPTS_MAX = 30
 
 
 class Counter:
-    """The counter at the key `path`. The first number is 0.
+    """The counter at the key `path`; its first number is 0.
 
     Args:
         participant: the participant whose store has the counter.
         path: the key of the counter.
-        block: the count of numbers that `next` reserves at once. If the process ends, the unused
-            numbers of its block are skipped.
+        block: how many numbers `next` reserves at once. If the process ends, no other process gets
+            the unused numbers of the block.
     """
 
     @checked
@@ -40,7 +40,7 @@ class Counter:
         self._serial = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return a number that no other call returns. Raises the errors of `reserve`."""
+        """Return a number that no other call in any process returns; raise like `reserve`."""
         async with self._serial:
             if not self._left:
                 self._left = await self.reserve(self._block)
@@ -53,8 +53,8 @@ class Counter:
 
         Raises:
             BadRequestError: `count` is less than 1.
-            MetadataUnavailableError: the store did not answer, or other processes were faster every
-                time; numbers may have been skipped.
+            MetadataUnavailableError: the store did not answer, or other processes changed the
+                counter first in all `ATTEMPTS_MAX` attempts. Numbers may have been skipped.
             FormatError: the record is not a counter; the record does not change.
         """
         if count < 1:

@@ -1,7 +1,7 @@
-"""Services and the addresses of their instances: each service has a group of members.
+"""Services and the addresses of their instances: each service is a group, each instance a member.
 
-An instance is announced while its process and its session live. A lookup may return an instance
-that has just died. So if a connection fails, try the next instance.
+An instance stays announced until its process leaves the group or its session ends. So a lookup may
+return an instance that has just died. If a connection to an instance fails, try another instance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Discovery:
 
     @checked
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
-        """Announce an instance while the returned context is open; see `Member`.
+        """Return a context that announces an instance while it is open; see `Member`.
 
         Raises:
             BadRequestError: the port is out of range.
@@ -45,12 +45,12 @@ class Discovery:
 
     @checked
     async def lookup(self, service: str) -> dict[str, ServiceInstance]:
-        """Read the instances of a service from the store; return them by their ids."""
+        """Return the readable instances of a service, by id, as the store has them now."""
         return _decoded(await Group(self._participant, f"{self._path}/{service}").members())
 
     @checked
     def view(self, service: str) -> ServiceView:
-        """Return a view of a service's instances. A watch keeps the open view up to date."""
+        """Return a view of a service's instances; while it is open, a watch updates it."""
         return ServiceView(self._participant, f"{self._path}/{service}")
 
 

@@ -1,20 +1,20 @@
 """An election: one leader among candidates, who wait in a queue.
 
-**Leadership is advisory**, as every lock is. So guard each effect of the leader by the leader's
-token, or by the version of the record that it writes (see `lock`).
+**Leadership is advisory**, like every lock. So guard each effect of the leader by the leader's
+token, or by a check of the replaced record's version (see `lock`).
 
 ========= ======================================================================================
 state     meaning
 ========= ======================================================================================
-NO_LEADER this candidate is not in the election
-FOLLOWING another candidate is before it
-LEADING   it is first in the queue, and its session is certain
-UNKNOWN   the session is in doubt: it may lead, or another candidate may already
+NO_LEADER this candidate does not take part in the election
+FOLLOWING this candidate waits in the queue behind another candidate
+LEADING   this candidate is first in the queue, and its session is certain
+UNKNOWN   the session is in doubt, so this candidate or another candidate may lead
 ========= ======================================================================================
 
 The state becomes UNKNOWN at the first doubt about the session, before the session is lost. A leader
-that has lost its claim makes a new claim at the end of the queue. A candidate deletes only its own
-claim, even if it closes after another candidate has become the leader.
+that has lost its claim makes a new claim at the end of the queue. `close` deletes only the claim of
+this candidate, even if another candidate leads by then.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Election:
     """One candidate in one election: an async context manager, which resigns at its end.
 
     Args:
-        participant: the candidate; it resigns when the participant closes.
+        participant: the participant of the candidate, who resigns when the participant closes.
         path: the key of the election.
         owner: the candidate's name, which other processes can read.
         on_change: called with each new state, in order; it must not raise.
@@ -100,16 +100,16 @@ class Election:
         """The leader's fencing token; see `Lock.token`.
 
         Raises:
-            LockLostError: this candidate does not know itself to be the leader.
+            LockLostError: the state of this candidate is not LEADING.
         """
         return self.lock.token
 
     @property
     def lock(self) -> Lock:
-        """The leader's lock. `Lock.check` of this lock guards the leader's writes to the store.
+        """The leader's lock; its `Lock.check` guards the leader's writes to the store.
 
         Raises:
-            LockLostError: this candidate does not know itself to be the leader.
+            LockLostError: the state of this candidate is not LEADING.
         """
         if self._lock is None or self.state is not LeaderState.LEADING:
             raise LockLostError(f"not the leader of {self._queue.path}")
@@ -117,10 +117,15 @@ class Election:
 
     @checked
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
-        """Join the election until `close`; return when the candidate leads or follows.
+        """Join the election, and wait until the candidate leads or follows; return its state.
 
-        The result is the state of the candidate. The call waits until the store answers. With
-        `take_over`, the candidate replaces a present leader that has the same non-empty owner name.
+        The candidate takes part until `close`. The wait has no limit while the store does not
+        answer. With `take_over`, the candidate replaces a current leader that has the same
+        non-empty owner name. If the candidate already takes part, `value` and `take_over` are
+        ignored.
+
+        Raises:
+            MetadataClosedError: the election or the store was closed during the wait.
         """
         if self._standing is None:
             self._value = value
@@ -133,10 +138,7 @@ class Election:
         return self._state
 
     async def leader(self) -> Holder | None:
-        """Read the leader from the store; None if there is no leader.
-
-        Raises the errors of `LockManager.read`.
-        """
+        """Read the leader from the store; return None if there is no leader."""
         return await LockManager(self._participant).read(self._queue.path)
 
     async def wait_for_change(self) -> None:
@@ -148,7 +150,7 @@ class Election:
             await self.wait_for_change()
 
     async def close(self) -> None:
-        """Resign, or leave the queue. `elect` may be called again afterwards."""
+        """Resign as leader, or leave the queue; `elect` may be called again after `close`."""
         self._participant.forget_closer(self.close)
         standing, self._standing = self._standing, None
         lock, self._lock = self._lock, None
@@ -198,7 +200,7 @@ class Election:
             self._participant.forget(self._on_session)
 
     async def _stand_once(self, *, take_over: bool) -> None:
-        """Wait in the queue, then lead; return when the claim has been lost."""
+        """Wait in the queue, then lead; return when the claim is lost."""
         self._over.clear()
         claim = Claim("", ClaimMode.EXCLUSIVE, self._owner, self._value)
         lock = self._lock = Lock(self._participant, self._queue, claim, self._on_lock)
@@ -239,7 +241,7 @@ class Election:
                 pass
 
     def _on_session(self, event: SessionEvent) -> None:
-        """Update the state of a follower. The state of a leader follows the state of its lock."""
+        """Update the state of a follower; `_on_lock` updates the state of a leader."""
         if event in (SessionEvent.CONNECTION_LOST, SessionEvent.SESSION_LOST):
             if self._state is LeaderState.FOLLOWING:
                 self._turn(LeaderState.UNKNOWN)

@@ -1,23 +1,23 @@
 """A lock that was acquired: its state, and the token that fences former holders.
 
-**A lock is advisory.** A holder that was paused learns late that its session ended and that another
-process holds the lock. Packets of the old holder may still be on their way. So guard the protected
-data: send `Lock.token` with every effect. The receiver must refuse every token that is lower than
-an earlier one. If the effect is a write to the same store, put `Lock.check` into the transaction of
-that write.
+**A lock is advisory.** A holder that was paused learns late that its session has ended and that
+another process holds the lock. Requests of the old holder may still be in the network. So guard the
+protected data: send `Lock.token` with every request. The receiver must refuse every token that is
+lower than a token that it received earlier. If the protected data is in the same store, put
+`Lock.check` into the transaction that writes the data.
 
 ============ =====================================================================================
 state        meaning
 ============ =====================================================================================
-HELD         no other claim blocks the claim, and the session is certain
-UNCERTAIN the session or the claim is in doubt: begin nothing that relies on the lock
-RELEASED     its holder released it
-LOST         another process holds it or may have; final, and `lost` is set
+HELD         no other claim blocks the lock's claim, and the session is certain
+UNCERTAIN    the session or the claim is in doubt: begin no work that needs the lock
+RELEASED     the holder has released the lock
+LOST         another process holds the lock, or may have held it; this state is final
 ============ =====================================================================================
 
 After an outage the lock becomes HELD again if its session survived. If the session or the claim was
 lost, the lock is claimed again, with a greater token. But if another claim blocks the new claim,
-the lock is LOST.
+the lock is LOST, and the event `lost` is set.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -94,7 +94,7 @@ class Lock:
 
     @property
     def content(self) -> bytes:
-        """The content that the holder of this lock wrote last."""
+        """The content of the claim that this holder wrote last."""
         return self._claim.content
 
     @property
@@ -109,19 +109,22 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """True if the holder may begin new work. The effects of that work still need a guard."""
+        """True if the state is HELD, so that the holder may begin new work.
+
+        The effects of the work still need a guard: `token` or `check`.
+        """
         return self.state is LockState.HELD
 
     @property
     def token(self) -> int:
         """The fencing token, which is greater than the token of every earlier holder.
 
-        The token changes when the lock is claimed again, so read it again for every effect.
+        The token changes when the lock is claimed again, so read it again for every request.
         """
         return self._token
 
     def check(self) -> Check:
-        """Return a condition that the claim is unchanged, for a transaction of the same store.
+        """Return the condition that the claim is unchanged, for a transaction in the same store.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -132,7 +135,7 @@ class Lock:
     async def update(self, content: bytes) -> None:
         """Replace the content of the claim.
 
-        The token does not change, unless the claim was deleted and must be made again.
+        The token stays the same, except if the claim was deleted and is made again.
 
         Raises:
             LockLostError: this lock is no longer held.
@@ -158,10 +161,9 @@ class Lock:
                     return
 
     async def release(self) -> None:
-        """Release the lock. If the lock is already lost or released, do nothing.
+        """Release the lock; if it is already lost or released, do nothing.
 
-        If the store does not answer, the claim is deleted in the background as soon as the store
-        answers.
+        If the store does not answer, a background task deletes the claim when the store answers.
         """
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
@@ -188,7 +190,7 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock. If the new claim must wait, delete it and return False."""
+        """Claim the lock and return True; if the claim must wait, delete it and return False."""
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
@@ -201,9 +203,10 @@ class Lock:
         return True
 
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
-        """Wait until no other claim blocks this claim, through outages and lost sessions.
+        """Claim the lock, and wait until no other claim blocks it.
 
-        `in_line` is called each time that a blocking claim is found.
+        Outages and lost sessions do not end the wait. `in_line` is called each time that the queue
+        is read and a claim blocks this claim.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -224,7 +227,7 @@ class Lock:
         self._hold()
 
     async def give_up(self) -> None:
-        """Leave the queue. Call this only for a lock that is not held."""
+        """Delete the claim of a lock that is not held."""
         self._participant.forget(self._wake)
         await self._leave()
 
@@ -235,7 +238,7 @@ class Lock:
             await self._queue.leave(ticket)
 
     def give_up_soon(self) -> None:
-        """Do `give_up` in the background, because the caller was cancelled."""
+        """Do `give_up` in the background, for a caller that was cancelled or failed."""
         self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:
@@ -280,7 +283,7 @@ class Lock:
         self._participant.spawn(self._keep())
 
     def _settle(self) -> None:
-        """Set the state after a read found the claim: HELD if the session is certain."""
+        """Set the state of an existing claim: HELD if the session is certain, else UNCERTAIN."""
         certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
@@ -320,7 +323,10 @@ class Lock:
             self._doubt.set()
 
     async def _keep(self) -> None:
-        """Check the claim each time that `_doubt` is set. Each lock has one task that does this."""
+        """Check the claim each time that `_doubt` is set, until the lock is released or lost.
+
+        Each lock has one task that runs this method.
+        """
         attempt = 0
         while True:
             await self._doubt.wait()
@@ -341,7 +347,7 @@ class Lock:
             attempt += 1
 
     async def _revalidate(self) -> None:
-        """Check that the claim exists. If not, claim the lock again, unless other claims block it.
+        """Check that the claim exists; if it does not, claim the lock again.
 
         Raises:
             LockLostError: another claim blocks the new claim, so the lock is LOST.

@@ -1,6 +1,6 @@
-"""Exclusive locks and locks that readers share, each with a queue of waiting claims.
+"""Exclusive locks, and locks that readers can share; waiting processes form a queue.
 
-The docstring of `lock` describes the limits of a lock's protection.
+The docstring of the module `lock` describes the limits of a lock's protection.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -20,17 +20,17 @@ from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, Operat
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a lock, as other processes see it."""
+    """The owner name and the content that the holder of a lock wrote into its claim."""
 
     owner: str
     content: bytes
 
 
 class LockManager:
-    """The locks of one participant. The locks are released when the participant closes.
+    """Acquires locks for one participant, and releases them when the participant closes.
 
     Args:
-        participant: holds the locks.
+        participant: the participant that holds the locks.
         owner: the holder's name, which other processes can read.
     """
 
@@ -49,10 +49,10 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         take_over: bool = False,
     ) -> Lock:
-        """Acquire the lock `path` if it is free now.
+        """Acquire the lock `path` without waiting.
 
-        With `take_over`, this caller replaces a holder that has the same non-empty owner name. Use
-        `take_over` only if no two processes have the same owner name. Then that holder can only be
+        With `take_over`, this process replaces a holder that has the same non-empty owner name. Use
+        `take_over` only if no two processes have the same owner name: then the replaced holder is
         an earlier run of this process.
 
         Raises:
@@ -87,13 +87,13 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         timeout_seconds: float | None = None,
     ) -> Lock:
-        """Acquire the lock `path`; wait in the queue up to `timeout_seconds`. None waits for ever.
+        """Acquire the lock `path`; wait in the queue up to `timeout_seconds` (None: for ever).
 
         Outages of the store do not end the wait. After a lost session, the wait continues at the
         end of the queue.
 
         Raises:
-            OperationTimeoutError: the turn did not come in time.
+            OperationTimeoutError: the lock was not acquired within `timeout_seconds`.
         """
         _, lock = self._new_lock(path, content, mode)
         try:
@@ -111,9 +111,9 @@ class LockManager:
 
     @checked
     async def read(self, path: str) -> Holder | None:
-        """Read the holder of a lock; None if no process holds it.
+        """Read the holder of a lock from the store; return None if no process holds the lock.
 
-        If several readers share the lock, the result is the reader that came first.
+        If several readers share the lock, the result is the reader that is first in the queue.
         """
         first = await WaitQueue(self._participant, path).first()
         if first is None:
@@ -126,12 +126,12 @@ class LockManager:
 
     @checked
     async def list(self, path: str) -> list[str]:
-        """Return the names of the locks directly below `path` that are held or waited for."""
+        """Return the names of the locks directly below `path` that have a holder."""
         return await self._participant.store.get_children(path)
 
     @property
     def held(self) -> tuple[Lock, ...]:
-        """The locks whose state is HELD or UNCERTAIN."""
+        """The locks of this manager whose state is HELD or UNCERTAIN."""
         self._locks = [
             lock for lock in self._locks if lock.state in (LockState.HELD, LockState.UNCERTAIN)
         ]
@@ -158,11 +158,11 @@ class LockManager:
 
 
 class ReadWriteLocks:
-    """Locks of one participant that many readers can share, or one writer can hold alone.
+    """Acquires read-write locks: many readers can share a lock, or one writer holds it alone.
 
     Readers and writers wait in one queue, so neither kind can starve the other. A reader waits for
-    the last writer before it. A writer waits for the claim directly before it. When a writer
-    releases the lock, all readers between it and the next writer get the lock. These locks are
+    the last writer before it in the queue. A writer waits for the claim directly before it. When a
+    writer releases the lock, all readers before the next writer get the lock. These locks are
     advisory, too: guard effects by the writer's token, which is greater than the tokens of all
     earlier claims. The locks are released when the participant closes.
     """
@@ -174,7 +174,7 @@ class ReadWriteLocks:
     async def read(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Share the lock `path` with other readers.
+        """Acquire the lock `path` as a reader, which shares the lock with other readers.
 
         Raises the errors of `LockManager.acquire`.
         """
@@ -185,21 +185,21 @@ class ReadWriteLocks:
     async def write(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Hold the lock `path` alone.
+        """Acquire the lock `path` as a writer, which holds the lock alone.
 
         Raises the errors of `LockManager.acquire`.
         """
         return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
 
     async def try_read(self, path: str, content: bytes = b"") -> Lock:
-        """Share the lock if no writer is in the queue.
+        """Acquire the lock as a reader without waiting; no writer may be in the queue.
 
         Raises the errors of `LockManager.try_acquire`.
         """
         return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
 
     async def try_write(self, path: str, content: bytes = b"") -> Lock:
-        """Hold the lock alone if the queue is empty.
+        """Acquire the lock as a writer without waiting; the queue must be empty.
 
         Raises the errors of `LockManager.try_acquire`.
         """

@@ -2,8 +2,8 @@
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. If a record of the same name belongs to another session, the
-member waits, because the session may belong to an earlier run of this process. If the record stays,
-another process has the name.
+member waits: this session may belong to an earlier run of the process. If the record is not deleted
+in time, another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -41,12 +41,12 @@ _log = event_log(__name__)
 
 
 class Member:
-    """One membership in a group, which lasts while this async context manager is open.
+    """One membership in a group: an async context manager.
 
     Entering the context waits until the record is written. Leaving the context deletes the record.
 
     Raises:
-        LockBusyError: (on entering) another session has the name and does not end.
+        LockBusyError: (on entering) another session has a record of this name, and does not end.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
 
@@ -74,12 +74,13 @@ class Member:
         return self._key
 
     async def update(self, value: bytes) -> None:
-        """Replace the member's value. After a retryable error, the value will be written later.
+        """Replace the member's value.
 
         Raises:
-            LockBusyError: another session took the name.
-            MetadataClosedError: the membership is over.
-            MetadataUnavailableError, SessionLostError: the write failed for now.
+            LockBusyError: another session has a record of this name.
+            MetadataClosedError: the membership has ended.
+            MetadataUnavailableError, SessionLostError: the write failed; a background task repeats
+                it.
         """
         self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
         try:
@@ -120,7 +121,7 @@ class Member:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Delete the record. If the store does not answer, continue in the background."""
+        """Delete the record; if the store does not answer, delete it in the background."""
         await self._watch.aclose()
         async with self._serial:
             self.is_member = False
@@ -177,13 +178,12 @@ class Member:
             self._doubt.set()
 
     async def _try_write(self) -> bool:
-        """Write the member's record if necessary; return True if this member has the record.
+        """Ensure that the member's record exists; return False if another member has the key.
 
-        Writing is necessary if the record is missing or outdated, or belongs to a former session.
-        Return False if the key has a record that this member did not write.
+        The record is written if it is missing or outdated, or if a former session owns it.
 
         Raises:
-            MetadataClosedError: the membership is over.
+            MetadataClosedError: the membership has ended.
         """
         async with self._serial:
             while True:
@@ -223,21 +223,21 @@ class Group:
 
     @checked
     def join(self, name: str, value: bytes = b"") -> Member:
-        """Join the group as `name` while the returned context is open; see `Member`."""
+        """Return a context that keeps `name` in the group while it is open; see `Member`."""
         return Member(self._participant, f"{self._path}/{name}", value)
 
     async def members(self) -> dict[str, bytes]:
-        """Read the members and their values from the store."""
+        """Return the members' values by name, as the store has them now."""
         records = self._participant.store.scan_children(self._path)
         return {record.name: _content(record) async for record in records}
 
     def view(self) -> GroupView:
-        """Return a view of the members. A watch keeps the open view up to date."""
+        """Return a view of the members; while the view is open, a watch updates it."""
         return GroupView(self._participant, self._path)
 
 
 class GroupView(Mirror[bytes]):
-    """The members of a group, kept up to date while the view's context is open; see `Mirror`."""
+    """The members of a group in memory; a watch updates them while the context is open."""
 
     def __init__(self, participant: Participant, path: str) -> None:
         super().__init__(participant.store, path, (path,), _content)

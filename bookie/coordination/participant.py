@@ -1,7 +1,7 @@
-"""The part of one process in coordination: its session with a store, and its background work.
+"""A process that takes part in coordination: its session with a store, and its background work.
 
 The recipes ask the participant if the session is certain, and get the session's events in order.
-The recipes also give work to the participant that must be finished even if the caller is cancelled.
+The participant also runs work of the recipes that must be finished even if the caller is cancelled.
 For example, an unanswered write must be undone, because it may still take effect.
 """
 
@@ -34,7 +34,9 @@ _log = event_log(__name__)
 
 
 class Participant:
-    """An async context manager. Its end releases all locks, claims and memberships of recipes.
+    """An async context manager, whose end releases the locks and leaderships of the recipes.
+
+    Memberships and taken items last until their own contexts end, or until the session ends.
 
     Args:
         store: the participant uses the session of this store, which must stay open until the
@@ -70,34 +72,34 @@ class Participant:
 
     @property
     def is_certain(self) -> bool:
-        """False as soon as an event or the clock puts the session in doubt."""
+        """True while neither an event nor the clock puts the session in doubt."""
         return self.is_certain_by_events and self.store.is_session_certain
 
     @property
     def is_certain_by_events(self) -> bool:
-        """False from an event that puts the session in doubt until an event ends the doubt."""
+        """True while no event puts the session in doubt; ignores the clock."""
         return self._is_connected and self._has_session
 
     @property
     def session_epoch(self) -> int:
         """A number that changes when a session is lost and when a new session begins.
 
-        If the number is equal at two moments, the session and its leased records have lasted from
-        the first moment to the second.
+        If the number is equal at two moments, the session and its leased records have existed
+        without interruption between these moments.
         """
         return self._epoch
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
-        """Call `listener` with each event of the session, in order, until `forget`."""
+        """Call `listener` with each event of the session, in order, until `forget` is called."""
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[SessionEvent], None]) -> None:
         self._listeners.pop(listener, None)
 
     def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Await `closer` when the context is left, unless `forget_closer` is called before.
+        """Await `closer()` when the context is left, unless `forget_closer` is called before.
 
-        The newest closer is awaited first.
+        The closer that was registered last is awaited first.
         """
         self._closers[closer] = None
 
@@ -112,13 +114,13 @@ class Participant:
         return f"{self._name}{self._claims:016x}"
 
     def new_guid(self) -> str:
-        """Return a name for one claim in a queue. The claim is in use until `abandon`."""
+        """Return a unique name for a claim in a queue; the claim counts as used until `abandon`."""
         guid = self.new_name()
         self._live.add(guid)
         return guid
 
     def abandon(self, guid: str) -> None:
-        """Note that a claim is no longer used: from now on, its records are leftovers."""
+        """Mark the claim `guid` as unused, so that its records count as leftovers."""
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
@@ -142,15 +144,15 @@ class Participant:
         return task
 
     def spawn_if_open(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` in the background, as `spawn` does. If the context was left, do nothing."""
+        """Do `work` in the background like `spawn`, but do nothing if the context was left."""
         with suppress(MetadataClosedError):
             self.spawn(work)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Repeat `work` until the store answers, or until the store is closed.
+        """Repeat `work` until it ends without a `BookieError`, or until the store is closed.
 
-        `SessionLostError` does not count as an answer: if only this process's clock ended the
-        session, the session may continue with all its records.
+        `work` is repeated even after `SessionLostError`: if only this process's clock ended the
+        session, the session may continue in the store with all its records.
         """
         attempt = 0
         while True:
@@ -165,11 +167,11 @@ class Participant:
                 return
 
     def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
-        """In the background, do `work`, which must undo a write that was not answered.
+        """Run `work`, which undoes an unanswered write, in the background.
 
-        `work` is repeated until the store answers. Later `work` runs once more, because the write
-        may arrive late. The end of the context waits for the store's first answer, but only while
-        the session is certain.
+        `work` is repeated like in `insist`. After a pause `work` runs once more, because the
+        unanswered write may arrive late. The end of the context waits for the first success of
+        `work`, but only while the session is certain.
         """
         self.spawn_if_open(self._sweep(work))
 
@@ -190,9 +192,9 @@ class Participant:
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Do `work` to its end, even if the caller is cancelled.
+        """Await `work` and return its result; finish `work` even if the caller is cancelled.
 
-        After a cancellation, `undo` is called with the result of `work`.
+        If the caller is cancelled, `undo` is called with the result of `work`.
 
         Raises:
             MetadataClosedError: the context was left; `work` was not begun.
@@ -232,7 +234,7 @@ class Participant:
             raise
 
     async def pause(self, attempt: int) -> None:
-        """Wait after the failure of attempt number `attempt`, counted from 0."""
+        """Sleep after a failed attempt; the pause grows with `attempt`, which counts from 0."""
         await asyncio.sleep(self._backoff.after(attempt))
 
     # ---- life

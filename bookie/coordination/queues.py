@@ -1,22 +1,23 @@
-"""A queue of items. One consumer at a time works on an item, until the item is done.
+"""A queue of items; each item is processed by one consumer at a time, until it is done.
 
 =========================== ======================================================================
 key                         meaning
 =========================== ======================================================================
-``items/item-<number>``     an item; the oldest has the smallest number
-``taken/item-<number>``     leased: a consumer works on it
-``receipts/<guid>`` leased, short-lived: its item was not put yet
+``items/item-<number>``     an item; the oldest item has the smallest number
+``taken/item-<number>``     leased: the claim of the consumer that has taken the item
+``receipts/<guid>``         leased: permits the put of one item, which deletes the receipt
 ``turn/…``                  the queue of consumers that wait for an item
 =========================== ======================================================================
 
-An item is put exactly once: one transaction puts the item and deletes a receipt. The receipt was
-created in an earlier step. A late or repeated attempt finds no receipt, so it fails.
+An item is put exactly once. The process first creates a receipt; then one transaction deletes the
+receipt and puts the item. A late or repeated transaction finds no receipt, so it fails.
 
 An item is taken **at least once**. If a consumer's session ends before the item is done, another
 consumer gets the item, although the first consumer may still work on it. So the work on an item
-must be idempotent, or guarded by a version. A claim to an item contains a guid. If the creation of
-a claim was not answered, the consumer looks for the guid and deletes the claim. Only the first
-consumer in the queue watches the items, so a new item wakes only that consumer.
+must be idempotent, or guarded by the version of a record. The claim to an item contains a guid. If
+the store did not answer the creation of a claim, the consumer searches for the guid, and deletes
+the claim. Only the first waiting consumer watches the items, so a new item wakes only this
+consumer.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ ATTEMPTS_MAX = 5
 class Taken:
     """An item that a consumer has taken: an async context manager.
 
-    If the context is left without an error, the item is done and deleted. If the context is left
-    with an error, another consumer gets the item.
+    If the context is left without an error, the item is deleted as done. If the context is left
+    with an error, the item becomes free for other consumers.
     """
 
     def __init__(self, participant: Participant, item: Record, claim: str, version: int) -> None:
@@ -71,21 +72,25 @@ class Taken:
 
     @property
     def value(self) -> bytes:
-        """The item's value, as it was put."""
+        """The value of the item."""
         return self._item.value
 
     @property
     def name(self) -> str:
-        """The item's name in its queue. While the item exists, newer items have greater numbers."""
+        """The item's name in its queue, ``item-<number>``.
+
+        While the item exists, all newer items have greater numbers.
+        """
         return self._item.name
 
     async def done(self) -> None:
         """Delete the item, because the work on it is done.
 
         Raises:
-            LockLostError: the session ended meanwhile, so another consumer may work on the item.
-            MetadataUnavailableError: unknown whether the item was deleted; `done` may be called
-                again.
+            LockLostError: the session ended before the item was deleted, so another consumer may
+                have it.
+            MetadataUnavailableError: the store did not answer, so the item may or may not be
+                deleted; `done` may be called again.
         """
         for attempt in range(ATTEMPTS_MAX):
             try:
@@ -119,7 +124,7 @@ class Taken:
         return record is not None and record.version == self._item.version
 
     async def give_back(self) -> None:
-        """Release the item for other consumers, now or as soon as the store answers."""
+        """Release the item for other consumers; if the store does not answer, release it later."""
         if not self._is_over:
             self._is_over = True
             try:
@@ -153,11 +158,13 @@ class Queue:
 
     @checked
     async def put(self, value: bytes) -> None:
-        """Put an item, exactly once.
+        """Add an item to the queue, exactly once.
 
         Raises:
-            MetadataUnavailableError: the store did not answer; unknown whether the item was put.
-            SessionLostError: the session ended; the message says whether the outcome is unknown.
+            MetadataUnavailableError: the store did not answer; the item may or may not be in the
+                queue.
+            SessionLostError: the session ended; the message says if the item was not added, or if
+                this is unknown.
         """
         await self._participant.finish(self._put(value))
 
@@ -193,7 +200,8 @@ class Queue:
     async def _make_receipt(self) -> str:
         """Create a receipt.
 
-        Each attempt has a new name, so a receipt that appears late is never used.
+        Each attempt creates a receipt with a new name, so a receipt that appears late is never
+        used.
         """
         attempt = 0
         while True:
@@ -214,15 +222,15 @@ class Queue:
             await self._store.delete(receipt)
 
     async def size(self) -> int:
-        """Return the number of items that are not done."""
+        """Return the number of items in the queue, including taken items."""
         return len(await self._store.get_children(f"{self._path}/items"))
 
     @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
-        """Take the oldest free item; wait for it up to `timeout_seconds`. None waits for ever.
+        """Take the oldest free item; wait up to `timeout_seconds` for a free item (None: for ever).
 
         Raises:
-            OperationTimeoutError: no item was free, or other consumers were first in the queue.
+            OperationTimeoutError: no item was free in time, or earlier consumers still waited.
             MetadataUnavailableError: the store did not answer.
         """
         loop = asyncio.get_running_loop()
@@ -245,7 +253,10 @@ class Queue:
         return given[0]
 
     async def _wait_for_item(self, given: list[Taken], until: float | None) -> None:
-        """Take an item and add it to `given`; wait until the time `until` of the event loop."""
+        """Wait for a free item, take it, and append it to `given`.
+
+        The wait ends with TimeoutError at `until`, a time of the event loop's clock.
+        """
         async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
             while True:
                 taken = await self._participant.finish(self._take(), _give_back)
@@ -303,7 +314,7 @@ class Queue:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Return a key that sorts names of items by number: more digits make a greater number."""
+    """Return the sort key that orders names of items by their numbers."""
     return len(name), name
 
 

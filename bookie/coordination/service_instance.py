@@ -1,4 +1,4 @@
-"""The address of a service's instance, which is the value of the instance's leased record.
+"""The record of a service's instance, which contains the address of the instance.
 
 The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``service-instance``,
 version 1.
@@ -19,7 +19,7 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """One instance of a service, as other processes see it."""
+    """The address, protocol and labels of one instance of a service."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ def decode_service_instance(data: bytes) -> ServiceInstance:
     """Decode the instance in `data`.
 
     Raises:
-        FormatError: the record is no instance, or an instance of a newer version.
+        FormatError: the record is not an instance, or a newer version wrote it.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     labels = fields.inner("labels")

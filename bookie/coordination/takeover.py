@@ -1,8 +1,9 @@
-"""Take over a record whose owner's session ends soon; leave the record of a living owner.
+"""Writes a record whose key another session's record still occupies, as soon as the key is free.
 
-A record of the same name may come from an earlier run of this process. Such a record ends soon,
-with its session. The record of a living owner stays. Only an answer of the store shows if the
-record has ended: a slow or silent store proves nothing.
+The other session may belong to an earlier run of this process. The session of an earlier run ends
+soon, and then the store deletes its record. If the session belongs to a living process, its record
+is not deleted, and the take-over fails. Only an answer of the store shows if the record was
+deleted: a slow or silent store proves nothing.
 
 Source: PIP-57.
 """
@@ -18,15 +19,15 @@ from bookie.metadata.model import Change
 async def take_over(
     try_write: Callable[[], Awaitable[bool]], changes: AsyncIterator[Change], wait_seconds: float
 ) -> bool:
-    """Write a record as soon as no other owner has it; return False after `wait_seconds`.
+    """Call `try_write` after each change until it returns True; return False after the wait.
 
-    `try_write` writes the record, or returns False if another owner has it. Errors of `try_write`
-    are raised. `changes` is a watch on the record, which the caller has opened before the call.
-    After the call, the watch cannot be used again.
+    `try_write` writes the record, or returns False while another session's record has the key.
+    Errors of `try_write` are raised. `changes` is a watch on the key, which the caller has opened
+    before. After this function has returned, the watch cannot be used again.
 
-    `wait_seconds` limits only the wait for `changes`: a call of `try_write` may take as long as the
-    store needs. After the wait, `try_write` is called once more. So a result of False always comes
-    from an answer of the store.
+    `wait_seconds` limits the wait for changes from the first False of `try_write` on. The time that
+    the store needs to answer is not limited. After the wait, `try_write` is called once more. So a
+    result of False is always an answer of the store.
     """
     now = asyncio.get_running_loop().time
     deadline, is_over = float("inf"), False

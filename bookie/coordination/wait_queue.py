@@ -1,18 +1,18 @@
-"""Claims that wait in a queue below one key. Each claim waits for only one other claim.
+"""Claims that wait in a queue below one key; each claim waits for at most one other claim.
 
 A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. The number of a new claim is
-greater than the numbers of all claims in the queue; the numbers give the order. Numbers may begin
-again when the queue is empty, but the guid makes each name unique. So a read, check or delete by
-name never concerns another claim.
+greater than the numbers of all claims in the queue, so the numbers give the order. Numbers may
+begin again when the queue is empty, but the guid makes each name unique. So a read, check or
+deletion by name never hits another claim.
 
 An exclusive claim waits for the claim directly before it. A shared claim waits for the last
-exclusive claim before it. So the end of a claim wakes only the claims that waited for it.
+exclusive claim before it. So the deletion of a claim wakes only the claims that waited for it.
 
-If the creation of a claim was not answered, the claim may exist, or may appear later. So the
-process lists the queue and looks for the guid before it tries again. When the process has found or
-made one record of the guid, it deletes other records of the guid in the background. Until then,
-these other records do not block their own claim. The process also deletes, in the background, the
-records of claims that it no longer uses.
+If the store did not answer the creation of a claim, the claim may exist, or may appear later. So
+the process searches the queue for the guid before it creates the claim again. The queue can then
+have several records with the guid: the process uses one of them, and deletes the others in the
+background. The records to delete do not block the used record. The process also deletes, in the
+background, the records of claims that it no longer uses.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -53,7 +53,7 @@ ATTEMPTS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A claim in the queue: the last known state of its record."""
+    """The key, numbers and last known version of this process's claim in a queue."""
 
     key: str
     guid: str
@@ -71,14 +71,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A record in the queue, and its claim; the claim is None if it cannot be read."""
+    """A record in the queue and its decoded claim; `claim` is None if the record is unreadable."""
 
     record: Record
     claim: Claim | None
 
 
 class ClaimLostError(MetadataError):
-    """The claim has left the queue: its session ended, or it was deleted."""
+    """The claim is no longer in the queue: its session ended, or its record was deleted."""
 
 
 class WaitQueue:
@@ -115,12 +115,12 @@ class WaitQueue:
                 return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """Return the name of the claim for which `ticket` must wait; None if it need not wait.
+        """Return the name of the claim that blocks `ticket`, or None if no claim blocks it.
 
         If `ticket` is None, the result is for a new claim with this `mode`.
 
         Raises:
-            ClaimLostError: `ticket` is not in the queue.
+            ClaimLostError: the claim of `ticket` is not in the queue.
         """
         names = await self.names()
         if ticket is not None:
@@ -146,7 +146,7 @@ class WaitQueue:
         return None
 
     async def clear_leftovers(self) -> None:
-        """Delete the claims that this participant made and no longer uses."""
+        """Delete all claims of this participant that it no longer uses."""
         for contender in await self.contenders():
             claim = contender.claim
             if claim is not None and self._participant.is_leftover(claim.guid):
@@ -156,10 +156,10 @@ class WaitQueue:
     # ---- entering and leaving
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
-        """Put `claim` at the end of the queue, and delete `instead_of` in the same transaction.
+        """Add `claim` to the end of the queue, and delete `instead_of` in the same transaction.
 
-        If the caller is cancelled, or if the outcome stays unknown, the record of the claim is
-        deleted in the background.
+        If the caller is cancelled, or if the outcome is unknown, the record of the claim is deleted
+        in the background.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -203,7 +203,7 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Make the claim. With `again`, first check if the queue already has the claim."""
+        """Create the claim; with `again`, first check if the queue already has it."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
@@ -215,7 +215,7 @@ class WaitQueue:
         return _ticket(stat, guid, in_doubt=again)
 
     async def leave(self, ticket: Ticket) -> None:
-        """Delete the claim. If the store does not answer, continue in the background."""
+        """Delete the claim; if the store does not answer, delete it in the background."""
         self._participant.abandon(ticket.guid)
         await self._participant.finish(self._leave(ticket))
 
@@ -239,9 +239,9 @@ class WaitQueue:
         ]
 
     def _sweep_soon(self, guid: str, but: Ticket | None = None) -> None:
-        """Delete a claim's records in the background, except the record of `but`.
+        """Delete the records of the claim `guid` in the background, except the record of `but`.
 
-        If `but` is None, the claim is no longer used.
+        If `but` is None, also mark the claim as no longer used.
         """
         if but is None:
             self._participant.abandon(guid)
@@ -266,12 +266,13 @@ class WaitQueue:
     ) -> None:
         """Wait until no other claim blocks the claim of `ticket`.
 
-        When `wake` is set, the queue is read again. `in_line` is called each time that a blocking
-        claim is found.
+        When `wake` is set, the queue is read again. `in_line` is called after each reading that
+        finds a blocking claim.
 
         Raises:
-            ClaimLostError: the claim has left the queue.
-            MetadataUnavailableError: the store did not answer; the claim keeps its place.
+            ClaimLostError: the claim is no longer in the queue.
+            MetadataUnavailableError: the store did not answer; the claim keeps its place in the
+                queue.
         """
         while True:
             wake.clear()
@@ -308,7 +309,7 @@ def is_gone(change: Change) -> bool:
 
 
 def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
-    """Return the same claim with the version in `stat`, which a later read or write returned."""
+    """Return `ticket` with the newer version of its record that `stat` contains."""
     return replace(ticket, version=stat.version)
 
 
@@ -319,14 +320,14 @@ def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
 
 
 def _number(name: str) -> int:
-    """Return the number in the name of a claim; -1 if the name is not that of a claim."""
+    """Return the number in the name of a claim; -1 if `name` is not the name of a claim."""
     digits = name.rpartition("-")[2]
     is_claim = name.startswith(PREFIX) and digits.isascii() and digits.isdecimal()
     return int(digits) if is_claim else -1
 
 
 def read_claim(record: Record) -> Claim | None:
-    """Decode the claim in a record; None if it cannot be read."""
+    """Decode the claim in a record; return None if the record is not a readable claim."""
     try:
         return decode_claim(record.value)
     except FormatError:

@@ -1,1 +1,1 @@
-"""The daemon: a bookie put together from its layers, and what it shows of itself."""
+"""The daemon: runs one bookie, and shows the bookie's state by HTTP, metrics and log lines."""

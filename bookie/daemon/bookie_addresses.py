@@ -1,4 +1,4 @@
-"""The IP addresses of registered bookies, to which a part of the connections is reserved."""
+"""The IP addresses of registered bookies; a part of all connections is reserved for bookies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BookieAddresses:
     """Knows if an IP address belongs to a bookie that was registered since the start.
 
     An address stays known when its bookie is no longer registered, because a bookie without a
-    session continues to serve and to repair. The answer comes from memory.
+    session continues to serve and to repair. ``address in addresses`` reads only memory.
 
     Args:
         resolve: returns the IP addresses of a host; it may block, and raise OSError.
@@ -41,7 +41,10 @@ class BookieAddresses:
         return address in self._known
 
     async def follow(self, store: MetadataStore) -> None:
-        """Follow the registrations until the store is closed; an outage changes nothing."""
+        """Follow the registrations until the store is closed.
+
+        An outage of the store leaves all known hosts unchanged.
+        """
         pauses = backoff()
         while True:
             try:
@@ -60,7 +63,7 @@ class BookieAddresses:
                 await asyncio.sleep(pauses.next())
 
     async def keep_resolved(self) -> NoReturn:
-        """Resolve the hosts when they change, and once a minute; runs until cancelled.
+        """Resolve the bookies' hosts once a minute and after each change, until cancelled.
 
         A host that cannot be resolved keeps its last known addresses.
         """
@@ -91,10 +94,10 @@ def addresses_of(host: str) -> frozenset[str]:
 
 
 async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> frozenset[str]:
-    """Resolve a host; return nothing if that fails.
+    """Resolve a host in a thread; return an empty set if the host cannot be resolved.
 
-    The thread ends with the process. A name server that is silent delays no stop of the bookie, as
-    it would in the executor of the event loop.
+    The thread is a daemon thread, so a silent name server cannot delay the end of the process. A
+    thread of the event loop's executor would delay this end.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[frozenset[str]] = loop.create_future()

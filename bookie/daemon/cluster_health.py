@@ -1,4 +1,4 @@
-"""The health of a cluster: bookies, every copy that metadata promises (`comparison`), repair."""
+"""Checks the health of a cluster: its bookies, the copies of its ledgers, and its repairs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ async def check_cluster(
     answer_seconds: float,
     security: SecuritySettings | None = None,
 ) -> list[HealthCheck]:
-    """Check a cluster as a whole: its bookies, and every copy that metadata promises.
+    """Check a cluster: its bookies, every copy that the metadata requires, and its repairs.
 
     Args:
-        store: the cluster's metadata.
-        is_deep: list every entry of every copy, and not only where a row leaves doubt.
+        store: the cluster's metadata store.
+        is_deep: list the entries of every copy. If it is False, list only the entries of copies
+            whose number of entries is too low.
         answer_seconds: how long a bookie may take for each page of an answer.
         security: the client's settings for TLS.
 
     Raises:
-        MetadataError: the store is away, or holds no cluster.
-        FormatError: something that is not a ledger stands among the ledgers.
+        MetadataError: the store does not answer, or holds no cluster.
+        FormatError: a key in the directory of the ledgers is not the key of a ledger.
     """
     status = await read_status(store)
     async with BookieDirectory(store) as directory:
@@ -84,7 +85,10 @@ async def check_cluster(
 
 
 async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
-    """Make the checks of what repair has to do, from its records alone."""
+    """Return the checks of repair: ledgers that wait for repair, and ledgers whose repair failed.
+
+    The function reads only the records of repair in the metadata store.
+    """
     marks = UnderreplicationManager(store)
     ledgers = await marks.ledgers()
     locked = len(ledgers & await marks.locked())  # others are moved or recovered
@@ -125,7 +129,7 @@ def _checks_oflisted_bookies(status: ClusterStatus, registered: Iterable[str]) -
 def _unless_unknown(
     name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
-    """Make a check that needs the answers of all bookies; it fails while one is silent."""
+    """Return a check that needs the answers of all bookies; a silent bookie makes it fail."""
     sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"

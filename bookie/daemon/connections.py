@@ -1,19 +1,21 @@
-"""Bounds the connections to the gRPC ports of a bookie, by address and in all.
+"""Bounds the connections to the gRPC ports of a bookie, for each peer's address and in total.
 
-The fault: one host with a leak of connections, or a hostile host, opens thousands of them. gRPC
-bounds a port as a whole. Under that bound alone, the host would take the place of all clients, and
-a repairing bookie or an operator could not connect. gRPC cannot count by address. So this module
-looks at the sockets of its own process, about once a second, and shuts down the surplus.
+The danger: one hostile or faulty host opens thousands of connections. The gRPC library limits only
+the total number of connections to a port. With this limit alone, one host could use up all
+connections, and a repairing bookie or an operator could not connect. The gRPC library cannot count
+connections by address. So this module lists the sockets of its own process about once a second, and
+shuts down surplus connections.
 
-The newest connections end first, so a client that works keeps its connections. A peer may exceed
-the bounds by what it opens between two looks; gRPC's own bound holds at every moment. Slow and
-silent peers are not the subject: gRPC ends them by the timeouts of ``[rpc]``.
+The newest connections are shut down first, so a working client keeps its connections. Between two
+listings a peer may exceed the bounds of this module, but never the limit of gRPC. This module does
+not end connections of slow or silent peers, because gRPC ends them by the timeouts of ``[rpc]``.
 
-It also keeps what waits in the kernel short. On a slow link, megabytes of answers would wait there,
-and a ping of gRPC behind them. Its answer would come too late, and gRPC would end the connection of
-a client that reads all the time.
+This module also limits the bytes of each connection that wait in the kernel (`UNSENT_BYTES`). On a
+slow link, megabytes of answers could wait there in front of a ping of gRPC. The answer to this ping
+would come too late, and gRPC would end the connection of a client that reads all the time.
 
-A look costs about 3 µs for each open descriptor, in slices.
+A listing takes about 3 µs for each open descriptor. A listing lets other tasks run after every
+`SLICE` descriptors.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ from bookie.env.own_sockets import peer_name, plain_address, shut_down, socket_i
 from bookie.telemetry import Metrics, event_log
 
 LOOK_SECONDS: Final = 1.0
-"""The time between two looks."""
+"""The time between two listings of the sockets."""
 
 SOON_SECONDS: Final = 0.25
-"""The time until the next look while connections are being ended."""
+"""The time until the next listing after connections were shut down."""
 
 LOG_SECONDS: Final = 60.0
-"""The shortest time between two log lines about ended connections."""
+"""The shortest time between two log lines about connections that were shut down."""
 
 SLICE: Final = 256
-"""Descriptors that are looked at before other tasks of the event loop get their turn."""
+"""The number of descriptors that are examined before other tasks of the event loop run."""
 
 UNSENT_BYTES: Final = 256 * 1024
 """The most bytes of a connection that wait in the kernel and are not yet under way. A link of
@@ -62,7 +64,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AcceptedConnection:
-    """A connection that a peer opened to one of our ports."""
+    """A connection that a peer opened to a port of this process."""
 
     descriptor: int
     inode: int
@@ -72,25 +74,25 @@ class AcceptedConnection:
     is_local: bool
     """True if the peer is a process of this machine."""
     look: int
-    """The number of the look that found it first."""
+    """The number of the listing that found the connection first."""
     peer: str
     """gRPC's name of the peer, with its port."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The most connections at a time."""
+    """The maximal numbers of connections that are open at the same time."""
 
     in_all: int
     per_address: int
     reserved: int
-    """The part of `in_all` that is free for this machine and for bookies alone."""
+    """The part of `in_all` that only this machine and bookies may use."""
 
 
 def bounds_of(settings: NodeSettings, allowed: int) -> ConnectionBounds:
-    """Return the bounds by the settings, with at most `allowed` connections in all.
+    """Return the bounds that the settings give, with at most `allowed` connections in total.
 
-    If fewer than `connections_max` are allowed, the reserve shrinks in proportion.
+    If `allowed` is below `connections_max`, the reserve shrinks in proportion.
     """
     in_all = min(settings.connections_max, allowed)
     reserved = settings.connections_reserved * in_all // settings.connections_max
@@ -102,15 +104,17 @@ def surplus(
     bounds: ConnectionBounds,
     is_bookie: Callable[[str], bool],
 ) -> dict[AcceptedConnection, str]:
-    """Choose the connections that must end; return each with the reason, a label of the metric.
+    """Choose the connections to shut down; return them with the reason, a label of the metric.
 
-    First, each address keeps its oldest connections up to its bound. Then the newest connections
-    from elsewhere than this machine and bookies end, until the reserve is free. Of connections that
-    one look found, those of the address with the most connections end first.
+    First, each address keeps only its oldest connections, up to `per_address`. Then the newest
+    connections of peers that are neither bookies nor this machine are chosen, until the reserve is
+    free. If the total is still above `in_all`, connections of this machine and of bookies are
+    chosen too. Among connections that are equally new, the address with the most connections loses
+    one first.
 
     Args:
-        connections: all connections, in the order in which looks found them.
-        bounds: the most connections at a time.
+        connections: all connections, the oldest first.
+        bounds: the maximal numbers of connections.
         is_bookie: tells if an address belongs to a registered bookie.
     """
     ended: dict[AcceptedConnection, str] = {}
@@ -137,20 +141,21 @@ class OwnSockets:
     """The connections that this process has accepted on some ports.
 
     Args:
-        ports: the ports.
+        ports: the ports of the connections to list.
     """
 
     def __init__(self, ports: Collection[int]) -> None:
         self._ports = frozenset(ports)
         self._known: dict[tuple[int, int], AcceptedConnection | None] = {}
-        """Every socket of the process by descriptor and inode; None if it is no connection to a
-        port, or was ended."""
+        """Every socket of the process by descriptor and inode. None means that the socket is not a
+        connection to one of the ports, or was shut down."""
         self._looks = 0
 
     async def look(self) -> list[AcceptedConnection]:
-        """Return the connections of this moment, in the order in which looks found them.
+        """List the open connections to the ports, the oldest first.
 
-        Other tasks run in between. So a connection that ends meanwhile may be among them.
+        Other tasks run during the listing. So the result may contain a connection that has ended
+        during the listing.
 
         Raises:
             OSError: the descriptors cannot be listed.
@@ -171,7 +176,8 @@ class OwnSockets:
     def end(self, connection: AcceptedConnection) -> bool:
         """Shut the connection down; return False if it has ended already.
 
-        Later looks leave it out. gRPC sees that its peer is gone, and closes the descriptor itself.
+        Later calls of `look` omit the connection. The gRPC library notices the shutdown, and closes
+        the descriptor itself.
         """
         if not shut_down(connection.descriptor, connection.inode):
             return False
@@ -219,12 +225,12 @@ class OwnSockets:
 
 
 class Doorkeeper:
-    """Bounds the connections of one bookie: to its gRPC ports by looks, to HTTP by a number.
+    """Divides the open files of one bookie between gRPC and HTTP connections, and bounds both.
 
     Args:
-        settings: returns the section ``[limits]`` of this moment.
+        settings: returns the current section ``[limits]``.
         descriptors: the limit of open files in force.
-        metrics: where connections and ended connections are counted.
+        metrics: counts open connections, and connections that were shut down.
     """
 
     def __init__(
@@ -249,9 +255,10 @@ class Doorkeeper:
             )
 
     def each_max(self, host: str, *, ports: int) -> int:
-        """Return gRPC's own bound for each socket that listens, on all addresses of `host`.
+        """Return the most connections that gRPC may accept on each of its listening sockets.
 
-        All of them together never use more descriptors than there are.
+        gRPC has one listening socket for each port and each address of `host`. The connections of
+        all these sockets together fit into the limit of open files.
         """
         try:
             sockets = ports * len(addresses_of(host))
@@ -260,7 +267,7 @@ class Doorkeeper:
         return max(1, min(self._settings().connections_max, self._allowed // sockets))
 
     def works(self, *ports: int) -> list[Coroutine[object, object, None]]:
-        """Return tasks that bound the connections to these ports; port 0 is none."""
+        """Return the tasks that bound the connections to these ports; a port of 0 is ignored."""
         return [
             bound_connections(
                 OwnSockets([port for port in ports if port]),
@@ -278,13 +285,15 @@ async def bound_connections(
     is_bookie: Callable[[str], bool],
     metrics: Metrics,
 ) -> None:
-    """End surplus connections until cancelled. Return if this system cannot list descriptors.
+    """Shut down surplus connections until cancelled.
+
+    If this system cannot list descriptors, the function logs a warning and returns.
 
     Args:
         sockets: the connections.
-        bounds: returns the bounds of this moment.
+        bounds: returns the current bounds.
         is_bookie: tells if an address belongs to a registered bookie.
-        metrics: where connections and ended connections are counted.
+        metrics: counts open connections, and connections that were shut down.
     """
     loop = asyncio.get_running_loop()
     untold: Counter[tuple[str, str]] = Counter()

@@ -1,16 +1,16 @@
-"""The daemon: one bookie put together, from its settings to its end.
+"""The daemon: starts all parts of one bookie, waits for a signal, and stops the parts.
 
-The order of shutdown is the nesting of this file, inside out::
+The parts are nested contexts: they start in the order of this list, and stop in reverse order.
 
-    HTTP            so that probes are answered while the bookie boots and while it drains
-    gRPC port       held, and refusing calls: a bookie without its port must not stamp a cookie
-    metadata store  the session
-    start_bookie    directories, cookies, engine, node: see `bookie.node.start`
-    gRPC            drains: streams end after the answers they owe
-    registration    made last, deleted first: clients find only a bookie that serves
+1. HTTP answers probes while the bookie starts and while it stops.
+2. The gRPC port listens but refuses calls. A bookie without its port must not write its cookies.
+3. The session with the metadata store begins.
+4. `start_bookie` prepares the directories, cookies, engine and node: see `bookie.node.start`.
+5. gRPC serves calls. At the stop, each stream ends after the answers to all its requests.
+6. The registration is written last and deleted first, so clients find only a bookie that serves.
 
-SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74.
-After the failure the process must not answer, sync or tidy up.
+SIGTERM and SIGINT end the innermost context. A failed disk ends the process at once with status 74.
+After a disk failure, the process must not answer requests, sync or delete files.
 """
 
 from __future__ import annotations
@@ -94,11 +94,12 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         failpoints: places where a crash test kills the process; empty outside tests.
 
     Raises:
-        ConfigurationError: a setting is missing or wrong in itself, or the limit of open files is.
+        ConfigurationError: a setting is missing or wrong, or the limit of open files is too low.
         CannotStartError: an address is taken, or a directory cannot be used now.
         IdentityError: the directories or the id belong to another bookie.
-        SessionGivenUpError: the metadata store was away for longer than the policy allows.
-        BookieError: the metadata store is away or holds no cluster; a format is newer.
+        SessionGivenUpError: the metadata store was unreachable for longer than the policy allows.
+        BookieError: the metadata store does not answer, or holds no cluster. Also raised if a newer
+            version wrote some of the data.
     """
     first = sources.first_settings()
     sources.require_one_store()
@@ -243,7 +244,7 @@ def _bounds_of_connections(
     arrivals: Arrivals,
     metrics: Metrics,
 ) -> list[Coroutine[object, object, None]]:
-    """Return tasks that bound connections by their number, and by what they leave unfinished."""
+    """Return tasks that bound the number of connections, and the memory of unread messages."""
     ports = [port for port in (held.port, held.plaintext_port) if port]
     return [
         *doorkeeper.works(*ports),
@@ -259,7 +260,7 @@ def _bounds_of_connections(
 def _signs_of_life(
     metrics: Metrics, manager: ServiceManager, supervision: Supervision
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """Return tasks that measure the event loop's lag and send signs of life to the manager."""
+    """Return a task that measures the loop's lag and, for a watchdog, a task that reports life."""
     lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
     if supervision.watchdog_seconds is None:
         return [lag]
@@ -273,7 +274,10 @@ def _followers(
     started: StartedBookie,
     updater: RegistrationUpdater,
 ) -> list[Coroutine[object, object, None]]:
-    """Return tasks that apply changes of the cluster's settings and labels."""
+    """Return tasks that apply changes of cluster settings, labels and decommissions.
+
+    Another task starts a garbage collection after each new session.
+    """
 
     def apply(settings: Settings) -> None:
         set_log_level(settings.log.level)
@@ -301,7 +305,7 @@ def _followers(
 def _repair(
     store: MetadataStore, live: LiveSettings, metrics: Metrics, started: StartedBookie
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """The task that brings copies back, if the settings say so."""
+    """Return the task that repairs ledgers; return no task if `repair.enabled` is off."""
     if not live.settings.repair.enabled:
         return []
     from bookie.repair.own_damage import OwnDamage
@@ -332,13 +336,16 @@ def _repair(
 
 
 def _losses(store: MetadataStore, settings: Settings) -> BookieLosses | None:
-    """Who decides if lost data may be replaced; None if the settings forbid it."""
+    """Return the object that decides if lost data may be replaced; None if settings forbid it."""
     may_replace = settings.repair.enabled and settings.bookie.replace_lost_data
     return BookieLosses(store) if may_replace else None
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
-    """Wait for the request to stop. If another part failed, this task is cancelled instead."""
+    """Wait until a stop is requested; end the process if the wait is cancelled by a disk failure.
+
+    If any part of the daemon fails, the wait is cancelled.
+    """
     try:
         await stop_requested.wait()
     except asyncio.CancelledError:
@@ -357,7 +364,7 @@ def _serve_http(
     access: HttpAccess,
     doorkeeper: Doorkeeper,
 ) -> AbstractAsyncContextManager[int]:
-    """Serve HTTP where the settings say, with as many connections as there may be."""
+    """Serve HTTP at the address in the settings, with the bounds of `doorkeeper.http`."""
     return serve_http(
         metrics,
         readiness,
@@ -372,7 +379,10 @@ def _serve_http(
 def _hold_port(
     settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
 ) -> AbstractAsyncContextManager[HeldPort]:
-    """Listen for clients: by TLS if there are `files`; without it too if that is allowed."""
+    """Listen for clients: in plaintext if `files` is None, otherwise by TLS.
+
+    If the settings allow plaintext besides TLS, a second port listens in plaintext.
+    """
     listen, is_second = settings.listen, files is not None and settings.security.allow_plaintext
     return hold_port(
         listen.host,
@@ -389,7 +399,8 @@ def endpoints_of(
 ) -> tuple[Endpoint, ...]:
     """Return the addresses of this bookie, for its registration.
 
-    The one without TLS comes first: a client of an earlier version takes the first of a name.
+    The address without TLS comes first, because clients of earlier versions use a service's first
+    address.
     """
     listen, http_host = settings.listen, settings.http.host
     host = registered_host(settings)
@@ -431,12 +442,12 @@ def _note_signal(name: str) -> None:
 
 
 def _note(error: BaseException) -> None:
-    """Log the error that ended the daemon, with its traceback, unless it is a `BookieError`."""
+    """Log an error that ended the daemon, with its traceback; ignore a `BookieError`."""
     if not isinstance(error, BookieError):
         _log.error("crashed", error)
 
 
 def _die(error: BookieError) -> NoReturn:
-    """Log the error, then end the process at once, without handlers or flushes."""
+    """Log the error, then end the process at once: no exit handler runs, no file is flushed."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

@@ -1,8 +1,8 @@
-"""File descriptors: how many a bookie needs, how many it has, and whether it runs out of them.
+"""File descriptors: checks and raises their limit, and reports when few are free.
 
-A bookie that is out of descriptors accepts no connections. Without a free descriptor it also cannot
-create the next journal file, which ends the process. So a bookie reports that it is not ready while
-some descriptors are still free.
+A bookie without free descriptors cannot accept a connection. Without free descriptors, a bookie
+also cannot create the next journal file, and this failure ends the process. So a bookie reports
+that it is not ready as soon as fewer than `RESERVED` descriptors are free.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def limits() -> tuple[int, int]:
-    """The soft and the hard limit of open files; -1 means no limit."""
+    """Return the soft and the hard limit of open files; -1 means no limit."""
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:
@@ -61,7 +61,7 @@ def _number(word: str) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, as any process may; return the limit in force."""
+    """Raise the soft limit to the hard limit, if possible; return the limit in force."""
     soft, hard = limits()
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -74,7 +74,7 @@ def require_descriptors() -> int:
     """Raise the limit of descriptors as far as this process may, and return the limit.
 
     Raises:
-        ConfigurationError: these are too few for a bookie.
+        ConfigurationError: the raised limit is below `DESCRIPTORS_MIN`.
     """
     limit = raise_limit()
     if limit != UNLIMITED and limit < DESCRIPTORS_MIN:
@@ -86,7 +86,7 @@ def require_descriptors() -> int:
 
 
 def connections_allowed(limit: int) -> int:
-    """Return how many connections a limit of descriptors allows. Then `RESERVED` are still free."""
+    """Return how many connections fit into `limit` while `RESERVED` descriptors stay free."""
     if limit == UNLIMITED:
         return sys.maxsize
     return limit - PROCESS - OPEN_FILES_MAX - RESERVED
@@ -96,14 +96,14 @@ def in_use() -> int:
     """Return the number of descriptors that this process has open.
 
     Raises:
-        OSError: none is left to look (before Linux 6.2).
+        OSError: no descriptor is free to list the directory; newer kernels (6.2) need no listing.
     """
     # Newer kernels say so without a listing, which takes a millisecond for each few thousand.
     return os.stat(_OPEN).st_size or len(os.listdir(_OPEN)) - 1
 
 
 async def watch_descriptors(readiness: Readiness) -> NoReturn:
-    """Report not ready while descriptors are about to run out; runs until cancelled."""
+    """Report not ready while fewer than `RESERVED` descriptors are free; runs until cancelled."""
     is_short = False
     while True:
         limit, _ = limits()

@@ -1,33 +1,40 @@
 """The HTTP server of a bookie: metrics, liveness, readiness, and an operator's commands.
 
-==================  ======================================================================
-``/metrics``        Prometheus text
-``/healthz``        200 while the event loop answers; a bookie whose disk fails ends by itself
-``/readyz``         200 when traffic may come; 503 with the reasons otherwise
-``GET /bookie``     the bookie's own description
-``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again. With
-                    ``"persist": true`` a restart refuses them, too. 409: it could not be kept
-``GET /check``      the result of the last check of all entries; ``PUT``: make one now
-``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
-                    ``"run"`` looks for deleted ledgers now;
-                    ``"force"`` deletes all absent ones without their grace;
-                    ``"confirm-store"`` trusts the metadata store as it is;
-                    ``"suspend"``, ``"resume"`` stop and continue it, and compactions;
-                    ``"undelete"`` gives the absent ``"ledgers": […]``, or all, a whole grace
-``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
-``GET /scrub``      the scrubber's progress, and damage; ``PUT``: read everything now
-==================  ======================================================================
+=================== ======================================================================
+``/metrics``        returns the metrics as Prometheus text
+``/healthz``        returns 200 while the event loop runs; a failed disk ends the process
+``/readyz``         returns 200 if the bookie is ready for traffic, otherwise 503 with the reasons
+``GET /bookie``     returns the bookie's description of itself
+``PUT /read-only``  ``{"read_only": true}`` makes the bookie refuse new entries, and ``false``
+                    makes it accept them again. With ``"persist": true`` the bookie also refuses
+                    new entries after a restart. Status 409: the switch could not be saved
+``GET /check``      returns the result of the last check of all entries
+``PUT /check``      starts a check of all entries
+``PUT /garbage``    does one ``"action"`` of garbage collection; status 409 has the reason of a
+                    failure:
+                    ``"run"`` searches for deleted ledgers now;
+                    ``"force"`` deletes all absent ledgers before their grace ends;
+                    ``"confirm-store"`` makes the bookie trust the metadata store as it is;
+                    ``"suspend"`` stops garbage collection and compaction;
+                    ``"resume"`` continues both;
+                    ``"undelete"`` restarts the grace of the absent ledgers in
+                    ``"ledgers": […]``, or of all absent ledgers
+``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds dead data
+``GET /scrub``      returns the scrubber's progress, and the damage found
+``PUT /scrub``      starts a whole pass of the scrubber
+=================== ======================================================================
 
-The server listens on loopback unless the configuration says otherwise. With a certificate it speaks
-TLS 1.3, and asks for a client certificate or a token, except at `http.open_paths`: Kubernetes and
-systemd ask there. What a caller may do is decided by his roles (`HTTP_RIGHTS`); a change needs the
-role admin. A bookie without roles accepts changes only from processes of the same machine. Changes
-come only as JSON, so that a web page cannot send them.
+The server listens on loopback unless the configuration names another host. With a certificate the
+server speaks TLS 1.3, and requires a client certificate or a token. The paths in `http.open_paths`
+require neither, so that Kubernetes and systemd can probe them. A caller's roles decide which
+requests are allowed (`HTTP_RIGHTS`); a change needs the role admin. A bookie without roles accepts
+changes only from processes of its own machine. A change must be JSON, so that a web page cannot
+send it.
 
-An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
-change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie.
-``Bookie-Instance-Id`` may name the cluster. A request that names another bookie or cluster is
-refused with 421.
+An address may lead to another bookie than the caller intends: 127.0.0.1 exists on every machine. So
+a change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie. The
+header ``Bookie-Instance-Id`` may name the cluster. A request that names another bookie or cluster
+gets status 421.
 """
 
 from __future__ import annotations
@@ -58,28 +65,28 @@ from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 
 REQUEST_BYTES_MAX = 4096
-"""The most bytes of a request; requests need small bodies only."""
+"""The largest body of a request in bytes."""
 
 IDLE_SECONDS_MAX = 75.0
-"""A connection is closed after so long without a whole header, from its start or its last request.
-It is longer than the usual interval of scrapes."""
+"""The longest time from a connection's start or last request to the end of the next header. Then
+the connection is closed. This time is longer than the usual interval of scrapes."""
 
 BODY_SECONDS_MAX = 10.0
 """The time within which the body of a change must arrive."""
 
 SHUTDOWN_SECONDS = 1.0
-"""The time for a scrape in flight to end at a stop; idle connections are closed at once."""
+"""The time for unfinished requests when the server stops; idle connections are closed at once."""
 
 
 HANDSHAKE_SECONDS_MAX = 5.0
 """The time for the TLS handshake of a new connection."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""The paths that need no client certificate by default: Kubernetes' probes cannot show one."""
+"""The paths that by default need no client certificate, because probes of Kubernetes have none."""
 
 
 WANTED = web.RequestKey("wanted", str)
-"""The key of a request under which is kept what a change's body asks for, for the audit log."""
+"""The key of a request's value that holds the requested change as text, for the audit log."""
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
@@ -92,7 +99,7 @@ class Administered(Protocol):
         """True while the bookie refuses new entries."""
 
     def read_only_reasons(self) -> list[str]:
-        """Return why new entries are refused; empty while the bookie takes entries."""
+        """Return the reasons for refusing new entries; empty while the bookie accepts entries."""
 
     async def info(self) -> Info:
         """Return the bookie's description of itself."""
@@ -106,11 +113,15 @@ class ReadOnlySwitching(Protocol):
         """True if the bookie will be read-only after a restart, too."""
 
     async def set(self, *, read_only: bool, persist: bool = False) -> None:
-        """Refuse new entries or take them; BookieError says why this fails."""
+        """Make the bookie refuse new entries, or accept them again.
+
+        Raises:
+            BookieError: the switch could not be changed; the message says why.
+        """
 
 
 class Upkeep(Protocol):
-    """Work of a bookie on its own data that goes on in the background."""
+    """A background task that examines the bookie's own data: the check or the scrubber."""
 
     def start(self) -> None:
         """Start the work now."""
@@ -126,26 +137,33 @@ class Reclaiming(Protocol):
         """Return the present state of garbage collection and compaction."""
 
     def wake(self, *, force: bool = False) -> None:
-        """Start a collection now; raise BadRequestError if it cannot be forced."""
+        """Start a collection now; raise BadRequestError if `force` is set but not possible."""
 
     async def confirm_store(self) -> None:
-        """Trust the metadata store as it is now; BookieError says why this fails."""
+        """Trust the metadata store as it is now.
+
+        Raises:
+            BookieError: the store cannot be trusted now; the message says why.
+        """
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Restart the grace of these absent ledgers, or of all; return their number."""
+        """Restart the grace of the given absent ledgers; return the number of these ledgers.
+
+        Without `ledger_ids`, restart the grace of all absent ledgers.
+        """
 
     def suspend(self, *, suspended: bool) -> None:
-        """Suspend garbage collection and compaction, or continue them."""
+        """Suspend garbage collection and compaction, or continue both if `suspended` is False."""
 
     def compact(self) -> None:
         """Compact every file that holds dead data."""
 
 
 class Administration:
-    """The bookie that executes commands; None while the process starts or stops.
+    """The parts of the bookie that execute commands; they are None while the bookie does not serve.
 
     Args:
-        bookie_id: the bookie of this process, set at all times.
+        bookie_id: the id of the bookie, which is set even while the parts are None.
     """
 
     def __init__(self, bookie_id: str) -> None:
@@ -161,7 +179,7 @@ class Administration:
 
 @dataclass(frozen=True, slots=True)
 class HttpAccess:
-    """Who may ask what over HTTP."""
+    """Decides which callers may send which HTTP requests."""
 
     files: PemFiles | None = None
     """The certificate with which the server speaks TLS; None speaks plaintext."""
@@ -177,7 +195,7 @@ class HttpAccess:
 
     @property
     def asks_certificates(self) -> bool:
-        """True if callers without roles at least need a certificate."""
+        """True if a server that requires no roles requires client certificates."""
         return self.files is not None and self.files.settings.require_client_certificate
 
     @web.middleware
@@ -186,7 +204,7 @@ class HttpAccess:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuse a request that its caller may not make; note changes in the audit log."""
+        """Refuse a request that the caller has no right to; note changes in the audit log."""
         if request.path in self.open_paths and request.method in ("GET", "HEAD"):
             return await handler(request)
         transport = request.transport
@@ -232,7 +250,7 @@ class _Handlers:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuse a request that names another bookie, and a change that names none."""
+        """Refuse a request for another bookie or cluster, and a change that names no bookie."""
         own, cluster = self._administration.bookie_id, self._administration.instance_id
         named = request.headers.get(BOOKIE_ID_METADATA_KEY, "")
         named_cluster = request.headers.get(INSTANCE_ID_METADATA_KEY, "")
@@ -342,7 +360,7 @@ class _Handlers:
         return await self.bookie(request)
 
     def _is_command(self, request: web.Request) -> bool:
-        """True if the request is JSON, and comes from this machine or from an admin."""
+        """True if the request is JSON, and comes from an admin or, without roles, this machine."""
         transport = request.transport
         if transport is None or request.content_type != "application/json":
             return False
@@ -354,7 +372,7 @@ class _Handlers:
     async def _wanted(
         self, request: web.Request, key: str, allowed: tuple[bool | str, ...]
     ) -> bool | str | web.Response:
-        """Return the value that a change's body asks for, or an answer that refuses the change."""
+        """Return the value of `key` in a change's body, or an error answer if it is not allowed."""
         if not self._is_command(request):
             return _refused()
         wanted = await _value(request, key, allowed)
@@ -383,7 +401,7 @@ async def _value(
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """False for what aiohttp logs, with a traceback, if a peer sends no HTTP or goes away."""
+    """False for log records of aiohttp about peers that send no valid HTTP or disconnect."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | ConnectionError)
 
@@ -401,9 +419,10 @@ def _error(status: int, sentence: str) -> web.Response:
 
 
 def is_same_machine(peer: str | None, own: str | None) -> bool:
-    """True if both ends of a connection are on one machine; `own` is the address that was reached.
+    """True if both ends of a connection are on one machine.
 
-    A process that connects to an address of its own machine has that same address as its source.
+    `peer` is the connection's source address, and `own` is its target address. If a process
+    connects to an address of its own machine, the source address equals the target address.
     """
     try:
         theirs, ours = (_address(one or "") for one in (peer, own))
@@ -413,7 +432,7 @@ def is_same_machine(peer: str | None, own: str | None) -> bool:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address; an IPv4 address that a socket wrote as IPv6 becomes IPv4 again."""
+    """Parse an IP address; convert an IPv4 address that is mapped to IPv6 back to IPv4."""
     found = ipaddress.ip_address(text)
     return getattr(found, "ipv4_mapped", None) or found
 
@@ -429,13 +448,13 @@ async def serve_http(
     access: HttpAccess | None = None,
     bounds: ListenerBounds = HTTP_BOUNDS,
 ) -> AsyncIterator[int]:
-    """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
+    """Serve HTTP until the block ends; yield the port. If `port` is 0, the system chooses a port.
 
-    With the files of `access` the server speaks TLS. It takes them as they are at each handshake.
-    With one connection more than the `bounds` allow, the oldest is closed.
+    If `access` has certificate files, the server speaks TLS. Each handshake uses the newest files.
+    If a new connection exceeds the `bounds`, the oldest connection is closed.
 
     Raises:
-        CannotStartError: the address cannot be listened on now.
+        CannotStartError: the server cannot listen on the address now.
     """
     access = access or HttpAccess()
     pages = _Handlers(metrics, readiness, administration or Administration(""), access)

@@ -1,7 +1,7 @@
-"""Accepts the HTTP server's connections, and bounds them: those in a TLS handshake as well.
+"""Accepts the HTTP server's connections, and bounds their number, including TLS handshakes.
 
-asyncio's own server creates a protocol for each accepted socket. It knows no connection before the
-handshake has ended, so nobody could close the oldest of many silent ones.
+asyncio's own server does not expose connections whose TLS handshake has not ended. So with that
+server, a program could not close the oldest of many connections in an unfinished handshake.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ PAUSE_SECONDS: Final = 0.5
 
 
 class _UnquotingHandler(web.RequestHandler):
-    """aiohttp's protocol, except that its refusals quote nothing: a malformed line may be a token.
+    """aiohttp's protocol, except that answers to malformed requests do not quote the request.
 
-    Whoever sent the line knows it, but answers pass proxies, and end up in their logs.
+    A malformed line may contain a token. The sender knows the token, but a proxy could write the
+    answer with the token to its log.
     """
 
     __slots__ = ()
@@ -47,7 +48,7 @@ class _UnquotingHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a request that cannot be handled."""
+        """Return the answer to a malformed or failed request."""
         if status < 500:
             message = "the request is not well-formed HTTP"
         return super().handle_error(request, status, exc, message)
@@ -55,7 +56,7 @@ class _UnquotingHandler(web.RequestHandler):
 
 @dataclass(frozen=True, slots=True)
 class ListenerBounds:
-    """The most connections at a time."""
+    """The maximal numbers of connections that are open at the same time."""
 
     in_all: int
     per_address: int
@@ -66,15 +67,17 @@ HTTP_BOUNDS: Final = ListenerBounds(in_all=256, per_address=64)
 
 
 class Listener:
-    """Listening sockets, whose connections go to `server`.
+    """Listens on sockets, and passes accepted connections to `server`.
 
     Args:
-        server: aiohttp's.
-        bounds: the most connections; with one more, the oldest is closed. One in a handshake is
-            closed before those that have made it. An address at its own bound loses its own oldest.
+        server: the server of aiohttp.
+        bounds: the most connections. If a new connection exceeds the total, the oldest connection
+            is closed. If a new connection exceeds the bound of its address, the oldest connection
+            of this address is closed. Connections in a TLS handshake are closed before all other
+            connections.
         context: returns the SSL context for a new connection; None listens without TLS.
-        handshake_seconds: the time for the TLS handshake.
-        shutdown_seconds: the time for the end of TLS.
+        handshake_seconds: the timeout of the TLS handshake.
+        shutdown_seconds: the timeout of the TLS shutdown.
         on_surplus: called for each closed connection with the reason, a label of the metric.
     """
 
@@ -100,14 +103,14 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port of the first socket."""
+        """The port of the first listening socket."""
         return int(self._sockets[0].getsockname()[1])
 
     async def open(self, host: str, port: int) -> None:
         """Listen.
 
         Raises:
-            CannotStartError: the address cannot be listened on now.
+            CannotStartError: the process cannot listen on the address now.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -132,7 +135,7 @@ class Listener:
         self._accepting = [loop.create_task(self._accept(one)) for one in self._sockets]
 
     async def close(self) -> None:
-        """Listen no more, and close connections that have not begun; others go on."""
+        """Stop listening, and close connections in a TLS handshake; other connections stay open."""
         tasks = {*self._accepting, *self._beginning}
         for task in tasks:
             task.cancel()
@@ -172,7 +175,10 @@ class Listener:
             accepted.close()
 
     def _make_room(self, reason: str, connections_max: int, address: str | None = None) -> None:
-        """Close the oldest connections of an address, or of all, so that one more is allowed."""
+        """Close the oldest connections of `address`, so that one more connection is allowed.
+
+        If `address` is None, the connections of all addresses count.
+        """
         transports = [
             one.transport
             for one in self._server.connections
@@ -194,7 +200,7 @@ class Listener:
             self._on_surplus(reason)
 
     def _protocol(self) -> web.RequestHandler:
-        """Return a new protocol of the server; only aiohttp knows the arguments to make one."""
+        """Return a new protocol object of the server, which does not quote malformed requests."""
         made = self._server()
         made.__class__ = _UnquotingHandler
         return made
@@ -217,5 +223,5 @@ class Listener:
 
 
 def _host_of(peer: tuple[str, int] | None) -> str:
-    """Return the IP address of a peer; empty if it is gone. Not every source names the zone."""
+    """Return the IP address of a peer, without its zone; empty if the peer is disconnected."""
     return str(peer[0]).partition("%")[0] if peer else ""

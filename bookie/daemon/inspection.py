@@ -1,8 +1,8 @@
 """Read a stopped bookie's directories without changing anything.
 
-The inspection tells an operator the content of a file, its end and the reason of that end. The
-inspection repairs nothing. Only a bookie's start decides whether an end is torn or corrupt, because
-the start sees all files.
+The inspection shows the valid blocks of a file, and the offset where they end. The inspection
+cannot decide if the block after this offset is torn or corrupt. Only the bookie's start can decide
+if a block is torn or corrupt, because the start reads all files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEDGERS_PER_READ = 1024
 
 @dataclass(frozen=True, slots=True)
 class BlockSummary:
-    """One valid block: its place in the file and its records."""
+    """One valid block: its offsets in the file, and its records as text."""
 
     offset: int
     end: int
@@ -56,7 +56,7 @@ class BlockSummary:
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """The content of one file of blocks."""
+    """The content of one journal file or entry log."""
 
     path: str
     kind: str
@@ -65,7 +65,7 @@ class FileSummary:
     size_bytes: int
     blocks: tuple[BlockSummary, ...]
     end: int
-    """The offset where the last block ends that can be read in order from the file's start."""
+    """The offset where the valid blocks from the file's start end."""
     blocks_beyond: int
     """The number of valid block headers after `end`; any such header means a hole."""
 
@@ -78,8 +78,8 @@ def inspect_file(path: Path) -> FileSummary:
     """Read a journal file or entry log from its start to the first block that is not valid.
 
     Raises:
-        FormatError: it is no such file, or of a newer version.
-        OSError: it cannot be read.
+        FormatError: the file is not a journal file or entry log, or a newer version wrote it.
+        OSError: the file cannot be read.
     """
     file = PosixDisk().open(os.path.abspath(path))
     try:
@@ -117,7 +117,7 @@ def _summarize(block: ScannedBlock) -> BlockSummary:
 
 
 def describe_record(record: Record) -> str:
-    """Return one record as one short line of text."""
+    """Describe a record in one short line of text."""
     match record:
         case EntriesRecord():
             batch = record.batch
@@ -147,10 +147,13 @@ def _keyed(key: bytes) -> str:
 
 
 def files_in(path: Path, kind: FileKind) -> list[Path]:
-    """Return the files of one kind by number: `path` itself, or those in it or in its ``logs/``.
+    """Return the files of one kind, sorted by number.
+
+    If `path` is a file, the result is this file. Otherwise the result is the files in the directory
+    `path` and, for entry logs, in its subdirectory ``logs/``.
 
     Raises:
-        ConfigurationError: `path` has no such file.
+        ConfigurationError: there are no files of this kind.
     """
     if path.is_file():
         return [path]
@@ -174,8 +177,8 @@ def opened_index(ledgers_dir: Path) -> Iterator[Index]:
     Raises:
         ConfigurationError: there is no index.
         DirectoryLockedError: the bookie runs.
-        CorruptionError: it cannot be opened.
-        FormatError: it has a newer format.
+        CorruptionError: the index cannot be opened.
+        FormatError: the index has a newer format.
     """
     index_dir = ledgers_dir / "index"
     if not (index_dir / "data.mdb").is_file():
@@ -193,7 +196,7 @@ def opened_index(ledgers_dir: Path) -> Iterator[Index]:
 
 
 def entry_ranges(index: Index, ledger_id: int) -> Iterator[tuple[int, int]]:
-    """Yield ascending ranges (first, last) of one ledger's entry ids in the index."""
+    """Yield ranges (first, last) of a ledger's consecutive entry ids in the index, ascending."""
     pending: tuple[int, int] | None = None
     following = 0
     while following <= MAX_ID:
@@ -216,8 +219,8 @@ def read_cookie(directory: Path) -> Cookie:
     """Read the cookie in one directory.
 
     Raises:
-        ConfigurationError: it has no cookie.
-        FormatError: it is damaged or of a newer version.
+        ConfigurationError: the directory has no cookie.
+        FormatError: the cookie is damaged, or a newer version wrote it.
     """
     try:
         data = (directory / "COOKIE").read_bytes()[:COOKIE_BYTES_MAX]

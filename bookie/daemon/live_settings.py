@@ -1,10 +1,11 @@
 """The settings of a running bookie, which follow changes of the cluster's settings.
 
-Before its boot a bookie fetches the cluster settings in a short session, as they may name its
-directories and its port. While the bookie serves, it merges each change of them with file,
-environment and flags as read at the start. Dynamic settings apply at once; of other settings the
-bookie logs that they wait for a restart. An invalid change is logged and ignored; valid changes
-made with it apply. At start-up an invalid cluster setting is an error.
+A bookie fetches the cluster settings before it opens its directories and port, because the cluster
+settings may name the directories and the port. While the bookie serves, each change of a cluster
+setting is merged with the file, environment and flags, which were read at the start. A changed
+dynamic setting applies at once. For any other changed setting, the bookie logs that the setting
+needs a restart. An invalid change is logged and ignored, while valid changes of the same
+transaction apply. At the start, an invalid cluster setting is an error.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
     """Return the known cluster settings by name, from the store that `[metadata]` names.
 
     Raises:
-        ConfigurationError: there is no such kind of store.
+        ConfigurationError: the URI or the credentials are wrong.
         MetadataUnavailableError: the store does not answer.
-        FormatError: a cluster setting is no text.
+        FormatError: the record of a cluster setting is not text.
     """
     async with open_configured(settings) as store:
         return await ClusterSettings(store).read_known()
 
 
 class LiveSettings:
-    """The settings with which one bookie runs, from its start to its end.
+    """The settings of a running bookie, which change when the cluster settings change.
 
     Args:
         sources: the values from file, environment and flags at the start.
         cluster: the cluster settings at the start.
 
     Raises:
-        ConfigurationError: they are wrong together.
+        ConfigurationError: the merged settings are not valid.
     """
 
     def __init__(self, sources: Sources, cluster: Mapping[str, str]) -> None:
@@ -73,7 +74,7 @@ class LiveSettings:
 
     @property
     def cluster(self) -> list[str]:
-        """Return the names of the valid cluster settings, also of those that are overridden."""
+        """Return the names of all valid cluster settings, including overridden settings."""
         return sorted(self._cluster)
 
     @property
@@ -82,7 +83,10 @@ class LiveSettings:
         return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
-        """Adopt new cluster settings: log the changes, and `apply` those of dynamic settings."""
+        """Adopt new cluster settings and log the changes; `apply` the new settings if they differ.
+
+        Only dynamic settings change; a change of any other setting waits for a restart.
+        """
         before, self._cluster = self._cluster, self._acceptable(cluster)
         for name in sorted(self._own.keys() & _differing(before, self._cluster)):
             _log.info("setting_overridden", key=name, by=self._own[name])
@@ -111,7 +115,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """Return `cluster` if it is valid, else the old settings with all changes that are."""
+        """Return `cluster` if it is valid; otherwise the old settings with all valid changes."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:
@@ -150,7 +154,7 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
 
 
 def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
-    """Return `running` with the dynamic settings of `wanted`."""
+    """Return `running`, but with the values that `wanted` has for dynamic settings."""
     sections: dict[str, Section] = {}
     for name in Settings.model_fields:
         old, new = getattr(running, name), getattr(wanted, name)
@@ -162,7 +166,7 @@ def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
 
 
 def _values(settings: Settings) -> dict[str, object]:
-    """Return every setting by its name, ``section.key``."""
+    """Return the values of all settings by their names, ``section.key``."""
     return {
         f"{section}.{key}": getattr(getattr(settings, section), key)
         for section in Settings.model_fields
@@ -171,7 +175,7 @@ def _values(settings: Settings) -> dict[str, object]:
 
 
 def _text(value: object) -> str | int | float | bool:
-    """Return a value in the form in which a line of the log holds it."""
+    """Return the value of a setting in the form that log lines use."""
     if isinstance(value, Mapping):
         return format_labels(value)
     return value if isinstance(value, str | int | float) else str(value)

@@ -1,4 +1,4 @@
-"""Who may do what at this bookie: its gatekeeper, fed by the grants in the metadata store."""
+"""The access control of this bookie: a gatekeeper with the grants from the metadata store."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from bookie.security.tokens import TokenKeys, TokenVerifier
 from bookie.telemetry import event_log
 
 GRANTS_TOLD_MAX = 20
-"""The most grants that a line of the log names."""
+"""The largest number of grants that one log line names."""
 
 _log = event_log(__name__)
 
 
 class OwnAccess:
-    """The gatekeeper of this process. Until the grants are loaded, it lets nobody in.
+    """Creates this bookie's gatekeeper, and keeps its grants up to date.
 
-    A bookie asks for roles if it speaks TLS, and ``security.require_roles`` is set. Otherwise
-    everybody who reaches it may do everything. The audit log then has fences and changes alone.
+    A bookie requires roles if it speaks TLS and ``security.require_roles`` is set. A bookie that
+    requires roles refuses every caller until the grants are loaded. If the bookie requires no
+    roles, its gatekeeper refuses no caller, and the audit log contains only fences and changes.
 
     Raises:
         ConfigurationError: ``security.principal_rules`` are wrong.
@@ -49,12 +50,12 @@ class OwnAccess:
         self._ledgers: LedgerManager | None = None
 
     async def load(self, store: MetadataStore) -> str:
-        """Load what decides about calls before the first one is served; return the cluster's id.
+        """Load the token keys and the grants, before the first call; return the cluster's id.
 
         Raises:
             MetadataError: the store does not answer, or holds no cluster.
             FormatError: the cluster's id or the grants are damaged.
-            ConfigurationError: the keys of tokens cannot be used.
+            ConfigurationError: the file of token keys cannot be used.
         """
         instance_id = await read_instance_id(store)
         self._ledgers = LedgerManager(store)
@@ -66,7 +67,7 @@ class OwnAccess:
         return instance_id
 
     async def follow(self, store: MetadataStore, instance_id: str) -> None:
-        """Take changed grants while the bookie serves."""
+        """Apply each change of the grants; return at once if the bookie requires no roles."""
         if self.gatekeeper.is_required:
             await RoleGrants(store).follow(self._take, instance_id=instance_id)
 
@@ -88,7 +89,10 @@ class OwnAccess:
             )
 
     async def _find_log(self, ledger_id: int) -> str | None:
-        """Return the log of a ledger, empty if it is of none; None if there is no such ledger."""
+        """Return the name of the log that a ledger belongs to, or an empty text without a log.
+
+        If the ledger does not exist, return None.
+        """
         assert self._ledgers is not None
         try:
             try:
@@ -106,7 +110,7 @@ class OwnAccess:
 
 
 def _told(grants: Collection[Grant]) -> list[str]:
-    """Return grants for the log: there is no other place that keeps former ones."""
+    """Describe grants for a log line, because only the log keeps revoked grants."""
     told = sorted(f"{one.principal} is {one.role.value} for {one.scope}" for one in grants)
     more = len(told) - GRANTS_TOLD_MAX
     return told if more <= 0 else [*told[:GRANTS_TOLD_MAX], f"and {more} more"]

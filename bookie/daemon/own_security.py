@@ -1,4 +1,4 @@
-"""This process's certificate: checked at the start, followed afterwards, shown in metrics."""
+"""This process's certificate: checked at the start, reloaded after changes, shown in metrics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bookie.security.suitability import EXPIRED, LASTING, faults_of
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 2.0
-"""The longest time until a changed file is taken."""
+"""The longest time until a changed file is loaded."""
 
 START_PATIENCE_SECONDS = 5.0
-"""How long a start waits for a program that renews the files."""
+"""How long a start waits while another program is renewing the files."""
 
 EXPIRES_SOON_DAYS = 14
-"""A shorter life is logged, and the alert BookieCertificateExpires fires."""
+"""If a certificate expires within this time, this is logged, and BookieCertificateExpires fires."""
 
 _MEANING = "peers refuse it: issue another, or set listen.advertised_host to a name in it"
 
@@ -36,11 +36,13 @@ _log = event_log(__name__)
 def prepare_security(
     settings: Settings, metrics: Metrics, listeners: tuple[str, ...] = ("listen", "http")
 ) -> PemFiles | None:
-    """Load this process's certificate; None if it speaks plaintext, as it may here.
+    """Load this process's certificate; return None if the settings make it speak plaintext.
 
     Raises:
-        ConfigurationError: a file cannot be used, or others would reach a listener without TLS.
-        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
+        ConfigurationError: a file cannot be used. Also raised if the settings do not allow
+            plaintext, and other machines would reach a listener without TLS.
+        CannotStartError: the certificate and the key do not belong together, for example because a
+            renewal has replaced only one file.
     """
     security = settings.security
     if security.uses_tls and not security.serves_tls and "listen" in listeners:
@@ -74,7 +76,8 @@ def prepare_security(
 def registered_host(settings: Settings) -> str:
     """Return the host at which clients reach the bookie, and which its certificate must name.
 
-    An address has its shortest form: gRPC compares it as text with the address in a certificate.
+    If the host is an IP address, the result is its shortest form, because gRPC compares the text of
+    addresses with the certificate.
     """
     host = settings.listen.advertised_host or settings.listen.host
     if is_wildcard(host):
@@ -88,7 +91,10 @@ def registered_host(settings: Settings) -> str:
 def watching_certificates(
     files: PemFiles | None, metrics: Metrics
 ) -> AbstractAsyncContextManager[None]:
-    """Take changed files while the block runs. New connections use them, and others go on."""
+    """Reload changed certificate files until the block ends.
+
+    New connections use the newest files; open connections keep their certificate.
+    """
     return beside([] if files is None else [_watch(files, metrics)])
 
 
@@ -100,10 +106,11 @@ async def _watch(files: PemFiles, metrics: Metrics) -> NoReturn:
 
 
 def _expiries(pems: Pems) -> dict[str, float]:
-    """Return when each file's first certificate expires, in seconds since 1970.
+    """Return the earliest expiry of the certificates in each file, in seconds since 1970.
 
     Raises:
-        ValueError: one cannot be parsed, although OpenSSL takes it. The sentence names the file.
+        ValueError: OpenSSL accepts a certificate that this function cannot parse; the message names
+            the file.
     """
     found = {}
     for name, pem in (("certificate", pems.certificate), ("ca", pems.ca)):
@@ -115,10 +122,10 @@ def _expiries(pems: Pems) -> dict[str, float]:
 
 
 def _tell_faults(files: PemFiles, is_bookie: bool) -> None:
-    """Tell why peers would refuse the certificate.
+    """Log the reasons for which peers would refuse the certificate.
 
     Raises:
-        ConfigurationError: nobody could use a bookie with it, whatever the time and the host.
+        ConfigurationError: every peer would refuse the bookie's certificate, at any time and host.
     """
     for kind, sentence in files.faults.items():
         if is_bookie and kind in LASTING:

@@ -1,8 +1,8 @@
-"""A start on empty directories: it waits while a last copy of an entry may be missing.
+"""A start on empty directories: it waits while the lost data may include an entry's last copy.
 
-Each look at this lists all ledgers of the cluster. A service manager would start a process that
-ended again and again, and each start would look. So the process itself waits, and looks again after
-a pause. The pause is at least `REST` times as long as the look.
+Each attempt to start lists all ledgers of the cluster. If the process ended after a failed attempt,
+a service manager would start it again at once. So the process itself waits before the next attempt.
+The pause is at least `REST` times as long as the attempt.
 
 The directories are not locked during the pause. If the operator mounts the right disk during a
 pause, the next attempt to start finds the disk's data, and the bookie starts with this data.
@@ -29,7 +29,7 @@ _log = event_log(__name__)
 
 
 class StoppedBeforeStartError(Exception):
-    """A signal ended the wait; nothing was started."""
+    """A stop was requested during the wait, before the bookie had started."""
 
 
 @asynccontextmanager
@@ -39,9 +39,10 @@ async def patiently(
     readiness: Readiness,
     clock: Clock,
 ) -> AsyncIterator[T]:
-    """Enter what `start` returns, again and again, until no last copy may be missing.
+    """Enter the context of `start`; if it raises DataNotExpendableError, try again after a pause.
 
-    The log tells each reason once; readiness tells it during the wait.
+    During the wait, the bookie is not ready, and the readiness report has the reason. Each new
+    reason is logged.
 
     Raises:
         StoppedBeforeStartError: `stop_requested` was set during a pause.

@@ -1,8 +1,8 @@
-"""Check whether this machine is fit to run a bookie; each fact has a severity and an advice.
+"""Check whether this machine is fit to run a bookie; each fact has a verdict and advice.
 
-Every check is a function that returns `Fact` values and leaves nothing behind. The disk check
-writes one unnamed file, which vanishes when the check ends. ``warn`` means that a bookie runs less
-well or less safely than it could. ``fail`` means that it must not start.
+Every check is a function that returns `Fact` values and changes nothing. The disk check writes an
+unnamed file, which the kernel deletes when the check ends. The verdict ``warn`` means that a bookie
+on this machine is slower or less safe. The verdict ``fail`` means that a bookie must not start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LIBRARIES = (
 
 
 class Severity(enum.StrEnum):
-    """The verdict on a fact: good, a warning, or a reason not to start."""
+    """The verdict on a fact; only FAIL is a reason not to start a bookie."""
 
     OK = "ok"
     WARN = "warn"
@@ -66,7 +66,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One checked fact: its name, what was found, and advice if the verdict is not ``ok``."""
+    """The result of one check: its name, verdict and finding; advice unless the verdict is OK."""
 
     name: str
     verdict: Severity
@@ -81,9 +81,10 @@ def check_machine(
     """Run all checks, and return the facts in the order in which they are shown.
 
     Args:
-        journal_dir: where the journal is or will be; the nearest existing parent is measured.
-        ledgers_dir: the same for index and entry logs.
-        syncs: how many times to write 4 KiB and sync it, per directory.
+        journal_dir: the directory of the journal; None skips its checks. If the directory does not
+            exist, its nearest existing parent is checked.
+        ledgers_dir: the directory of the index and the entry logs, used like `journal_dir`.
+        syncs: the number of writes of 4 KiB with a sync, for each directory.
     """
     checks = [check_python(sys.version_info[:3], optimized=not __debug__), check_libraries()]
     directories = [
@@ -102,7 +103,7 @@ def check_machine(
 
 
 def check_python(version: tuple[int, ...], *, optimized: bool) -> Fact:
-    """Check the interpreter: new enough, and not under ``-O`` (which strips the assertions)."""
+    """Check that Python is new enough, and runs without ``-O``, which removes assertions."""
     found = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if version < PYTHON_MIN:
         wanted = ".".join(map(str, PYTHON_MIN))
@@ -113,7 +114,7 @@ def check_python(version: tuple[int, ...], *, optimized: bool) -> Fact:
 
 
 def check_libraries(names: Sequence[str] = _LIBRARIES) -> Fact:
-    """Check the versions of the libraries that decide speed and safety."""
+    """Check that the libraries `names` are installed, and report their versions."""
     versions: dict[str, str] = {}
     missing: list[str] = []
     for name in names:
@@ -168,13 +169,13 @@ def _check_free_space(name: str, path: Path) -> Fact:
 
 
 def measure_syncs(path: Path, count: int) -> list[float]:
-    """Write 4 KiB to an allocated file and sync it, `count` times.
+    """Write 4 KiB to a preallocated temporary file and sync it; repeat this `count` times.
 
     Returns:
-        the seconds that each fdatasync took, in order.
+        the duration of each fdatasync in seconds, in order.
 
     Raises:
-        OSError: the file cannot be made, allocated, written or synced.
+        OSError: the file cannot be created, allocated, written or synced.
     """
     block = os.urandom(4096)
     latencies = []
@@ -224,7 +225,7 @@ def check_files_limit(limit: int) -> Fact:
 
 
 def check_monotonic_clock(samples: int = 10_000) -> Fact:
-    """Check that the clock of leases and timeouts never goes back."""
+    """Check by `samples` readings that the monotonic clock, used for leases, never goes back."""
     previous = time.monotonic()
     for _ in range(samples):
         now = time.monotonic()
@@ -236,7 +237,7 @@ def check_monotonic_clock(samples: int = 10_000) -> Fact:
 
 
 def check_clock_synchronised() -> Fact:
-    """Ask the kernel if its wall clock is synchronised (NTP, chrony)."""
+    """Ask the kernel if its wall clock is synchronised; warn if not, or if it does not answer."""
     library = ctypes.CDLL(None, use_errno=True)
     # struct timex begins with `modes`; all zero means "only read", which needs no privilege.
     state = int(library.adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES)))
@@ -250,7 +251,7 @@ def check_clock_synchronised() -> Fact:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return `path`, or its nearest existing parent, where the directory would be made."""
+    """Return `path` if it exists, otherwise its nearest existing parent."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -262,8 +263,8 @@ def file_system_of(path: Path, mounts: bytes | None = None) -> tuple[str, str]:
 
     Args:
         path: an existing path.
-        mounts: the content of ``/proc/self/mountinfo``; read when None. Names in it are bytes, of
-            which the kernel escapes those that separate fields and lines.
+        mounts: the content of ``/proc/self/mountinfo``; None reads the file. The kernel escapes the
+            bytes of a path that would separate fields or lines.
     """
     if mounts is None:
         mounts = Path("/proc/self/mountinfo").read_bytes()

@@ -1,9 +1,10 @@
-"""Readiness for traffic: each part of the daemon states and withdraws its own obstacle.
+"""Readiness for traffic: each part of the daemon states and removes its own obstacle.
 
-A bookie is ready when no part states an obstacle. A remark does not stop traffic. A read-only
-bookie still answers reads, fences and recovery. A bookie that lost its registration still serves
-the clients that know it. If such a bookie were not ready, a service would take its name away, and
-cut these clients off.
+A bookie is ready while no part states an obstacle. A part may also state a remark, which leaves the
+bookie ready. For example, a read-only bookie still answers reads, fences and recoveries. A bookie
+without a registration still serves clients that know its address. If a bookie without a
+registration were not ready, a Kubernetes service would remove the bookie's address, and clients
+could not reach the bookie.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Readiness:
         self._remarks: dict[Part, str] = {}
 
     def block(self, part: Part, reason: str) -> None:
-        """State the obstacle of one part, in place of the part's former obstacle."""
+        """Set the obstacle of one part; it replaces the part's former obstacle."""
         self._obstacles[part] = reason
 
     def clear(self, part: Part) -> None:
@@ -44,7 +45,7 @@ class Readiness:
         self._obstacles.pop(part, None)
 
     def remark(self, part: Part, text: str) -> None:
-        """Replace the remark of one part; it stops no traffic, and an empty text removes it."""
+        """Set the remark of one part; an empty text removes the part's remark."""
         self._remarks[part] = text
 
     @property

@@ -1,9 +1,9 @@
 """Rebuild the index of a stopped bookie from its journal files and entry logs.
 
-A bookie's start does the same work if it finds the index lost or damaged. Here an operator asks for
-the rebuild, sees its progress, and reads the result before the bookie starts again. The old index
-stays beside the new one. After an interruption the next start or rebuild begins again, because an
-incomplete index has no format record.
+A bookie rebuilds a lost or damaged index at its start, too. With this module, an operator rebuilds
+the index of a stopped bookie, sees the progress, and reads the result before the bookie's start.
+The old index is kept beside the new index. If a rebuild is interrupted, the next rebuild or start
+begins again from the beginning, because an incomplete index has no format record.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class RebuiltIndex:
     """The path of the old index; None if it was missing."""
     files: int
     size_bytes: int
-    """The size of all files that were read."""
+    """The total size of the files that the rebuild read."""
     seconds: float
     ledgers: int
     entries: int
-    """The number of entries read; an entry that was added twice counts twice."""
+    """The number of entries that the rebuild read; an entry that was added twice counts twice."""
     damage: tuple[str, ...]
     """One sentence for each damaged region of the files."""
 
@@ -46,16 +46,17 @@ def size_of_files(settings: StorageSettings) -> int:
 
 
 def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
-    """Set the index aside and make a new one; this blocks. `advance` gets the bytes read so far.
+    """Rename the old index and make a new index; the call blocks its thread.
 
-    At its next start the bookie finds that its integrity has to be checked. Then the bookie renews
-    its incarnation and puts every ledger that names the bookie in limbo.
+    `advance` is called repeatedly with the number of bytes that were read since its last call. At
+    its next start, the bookie gets a new incarnation. The bookie then puts all of its ledgers in
+    limbo, because their entries must be checked.
 
     Raises:
         ConfigurationError: directories, cookies or files are missing, or a device is full.
-        CookieError: the two directories belong to two bookies.
+        CookieError: the two directories do not belong to the same bookie.
         DirectoryLockedError: the bookie runs.
-        FormatError: a newer version wrote a file, or a file is not the one that its name says.
+        FormatError: a newer version wrote a file, or a file's content contradicts its name.
         StorageFailedError: a disk failed.
     """
     for root in (settings.journal_dir, settings.ledgers_dir):

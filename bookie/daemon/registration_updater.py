@@ -1,8 +1,9 @@
 """Keep the registration of this bookie up to date while the bookie runs.
 
-The registration carries the bookie's addresses and its free space, by which placement weighs
-bookies. The bookie renews it soon after it turns read-only or writable, gets other labels, or
-doubts the metadata store. Without such a change the bookie renews it rarely.
+The registration contains the bookie's addresses, and its free space, which is a weight for
+placement. The bookie updates the registration within a second if its labels, its read-only state or
+its doubt about the metadata store change. Otherwise the bookie updates the registration once a
+minute.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from bookie.node.bookie import Bookie
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 1.0
-"""The delay until a turn to read-only or back is registered; each look costs one statvfs."""
+"""The longest delay until a changed state is registered; each check costs one statvfs."""
 
 REFRESH_INTERVAL_SECONDS = 60.0
-"""The interval at which free space alone is registered; each time writes to the store."""
+"""The interval at which free space is registered without another change: one write to the store."""
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
-"""Fields that clients act on; a change of them is registered at the next look."""
+"""The fields on which clients act; a change of these fields is registered at once."""
 
 _log = event_log(__name__)
 
 
 class RegistrationUpdater:
-    """The source of one bookie's registration: its addresses, labels, space and state."""
+    """Makes one bookie's registration from its addresses, labels, space and state."""
 
     def __init__(
         self,
@@ -50,20 +51,20 @@ class RegistrationUpdater:
         self._is_in_doubt = is_in_doubt
         self._store_doubt = store_doubt
         self.interval = Pause()
-        """The pause between two looks; a change of labels ends the pause."""
+        """The pause between two checks of the state; a change of labels ends the pause."""
 
     def set_own_labels(self, labels: Mapping[str, str]) -> None:
-        """Use these labels from the bookie's own settings from now on."""
+        """Replace the labels that come from the bookie's own settings."""
         self._own_labels = labels
         self.interval.end()
 
     def set_given_labels(self, labels: Mapping[str, str]) -> None:
-        """Use these labels of an operator; each overrides the settings' label with its name."""
+        """Replace the operator's labels; they override the settings' labels with equal names."""
         self._given_labels = labels
         self.interval.end()
 
     def remarks(self) -> dict[Part, str]:
-        """Return the remarks on the bookie for an operator; an empty text removes a remark."""
+        """Return the remarks for the readiness report; an empty text means no remark."""
         why = ", ".join(self._bookie.read_only_reasons())
         return {
             Part.READ_ONLY: f"read-only ({why}): new entries are refused" if why else "",
@@ -100,7 +101,7 @@ async def keep_registered(
     metrics: Metrics,
     readiness: Readiness,
 ) -> NoReturn:
-    """Keep the server's registration, readiness and gauges up to date, until cancelled.
+    """Keep the bookie's registration, readiness and gauges up to date, until cancelled.
 
     Raises:
         IdentityError: another process took the bookie's id.
@@ -131,7 +132,7 @@ def show_registration(
     readiness: Readiness,
     remarks: dict[Part, str],
 ) -> None:
-    """Show the state of the registration in the gauges and in the readiness."""
+    """Set the gauge and the remarks that show if and how the bookie is registered."""
     for part, text in remarks.items():
         readiness.remark(part, text)
     if registered.is_registered:

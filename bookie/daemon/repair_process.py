@@ -1,10 +1,10 @@
-"""A process that repairs without a bookie: the auditor and the replicator, and metrics over HTTP.
+"""A repair process: the auditor and the replicator without a bookie, and metrics over HTTP.
 
-It is for clusters whose bookies have ``repair.enabled`` off. Several such processes share the work,
-as bookies do: one of them audits, and each takes ledgers under locks. This process ignores
-``repair.enabled``; ``bookie repair disable`` pauses it like all others.
+Repair processes are for clusters whose bookies have ``repair.enabled`` off. Several repair
+processes share the work: one process audits, and every process locks and repairs ledgers. A repair
+process ignores ``repair.enabled``, but ``bookie repair disable`` pauses it.
 
-SIGTERM and SIGINT give its locks back, and end it.
+SIGTERM and SIGINT make the process release its locks and end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _log = event_log(__name__)
 
 
 class RepairProcessMetrics(Metrics):
-    """The metrics that are true of this process.
+    """The metrics that a repair process shows.
 
-    The others describe a bookie. At 0 they would raise its alerts.
+    All other metrics describe a bookie. A repair process hides all other metrics, because their
+    value 0 would raise a bookie's alerts.
     """
 
     exposed = (
@@ -53,10 +54,10 @@ async def run_repair_process(sources: Sources) -> None:
         sources: the values from file, environment and flags.
 
     Raises:
-        ConfigurationError: a setting is wrong in itself.
+        ConfigurationError: a setting is wrong, or settings contradict each other.
         CannotStartError: the address for HTTP is taken.
-        SessionGivenUpError: the metadata store was away for longer than the policy allows.
-        BookieError: the metadata store is away or holds no cluster.
+        SessionGivenUpError: the metadata store was unreachable for longer than the policy allows.
+        BookieError: the metadata store does not answer, or holds no cluster.
     """
     first = sources.first_settings()
     sources.require_one_store()

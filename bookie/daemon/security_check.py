@@ -1,4 +1,4 @@
-"""What `bookie doctor` says about the security of a bookie with given settings."""
+"""The checks of `bookie doctor` that concern the security settings of a bookie."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FIRST_ETCD = tuple(
 
 
 def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
-    """Check the listeners and the certificate of a bookie.
+    """Check a bookie's listeners, certificates and token keys, and the version of its etcd.
 
     Args:
-        settings: the bookie's.
+        settings: the settings of the bookie.
         now_seconds: the time now, in seconds since 1970.
     """
     checks = [check_plaintext(settings)]
@@ -45,7 +45,7 @@ def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
 
 
 def check_plaintext(settings: Settings) -> Fact:
-    """Warn while plaintext is allowed; a bookie that others reach without TLS must not start."""
+    """Warn if plaintext is allowed; otherwise fail if other machines can connect without TLS."""
     exposed = exposed_listeners(settings, ("listen", "http"))
     listeners = ", ".join(f"{name} = {host}" for name, host in exposed.items())
     if settings.security.allow_plaintext:
@@ -62,7 +62,7 @@ def check_plaintext(settings: Settings) -> Fact:
 
 
 def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
-    """Check that the files can be used, that the key is private, and when they expire."""
+    """Check that the certificate files are usable, the key is private, and no expiry is near."""
     security = settings.security
     try:
         PemFiles(security)
@@ -84,7 +84,7 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
 
 
 def check_token_keys(path: str) -> Fact:
-    """Check that the keys for tokens can be used, and that no stranger reads a secret."""
+    """Check that the token keys can be used, and that other users cannot read a secret key."""
     try:
         keys = TokenKeys(path).by_id
     except BookieError as error:
@@ -98,7 +98,7 @@ def check_token_keys(path: str) -> Fact:
 
 
 def check_clients(settings: Settings) -> list[Fact]:
-    """Check that a bookie asks clients who they are: beyond loopback for certificates and roles."""
+    """Check that a bookie requires certificates of clients, and roles beyond loopback."""
     security = settings.security
     if security.require_client_certificate:
         hosts = {"listen": settings.listen.host, "http": settings.http.host}
@@ -121,7 +121,10 @@ def check_clients(settings: Settings) -> list[Fact]:
 
 
 def check_etcd(settings: Settings) -> list[Fact]:
-    """Check that etcd servers keep users within their roles; without a user there are none."""
+    """Check that the version of each etcd server enforces roles in transactions.
+
+    Without etcd or an etcd user, the result is empty.
+    """
     metadata = settings.metadata
     parts = split_uri(metadata.uri)
     if parts.scheme != "etcd" or not metadata.user:
@@ -147,7 +150,7 @@ def _check_etcd_server(host: Host, security: MetadataSecurity) -> Fact:
 
 
 def check_peers(security: SecuritySettings, host: str) -> list[Fact]:
-    """Check that peers take the certificate, and that it names the host of the registration."""
+    """Check that peers accept the certificate, and that it names the host that is registered."""
     path = Path(security.certificate_file)
     faults = faults_of(security, host)
     facts = [
@@ -164,7 +167,7 @@ def check_peers(security: SecuritySettings, host: str) -> list[Fact]:
 
 
 def check_expiry(path: Path, now_seconds: float) -> Fact:
-    """Check when the first certificate of a file expires."""
+    """Check the expiry of the certificate in a file that expires first."""
     first = min(read_certificate_file(path), key=lambda one: one.expires_seconds)
     days = (first.expires_seconds - now_seconds) / DAY_SECONDS
     numbers = {"expires_seconds": first.expires_seconds}

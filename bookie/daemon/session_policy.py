@@ -1,12 +1,12 @@
-"""A bookie that lost its session with the metadata store serves on, and reports the loss.
+"""The behaviour of a bookie that loses its session: it continues to serve, and reports the loss.
 
-While the store is away the bookie serves: adds and reads of open ledgers need no metadata. The
-bookie stays ready, because its clients could not reach a bookie that is taken out of a service. A
-remark and a metric report the outage.
+While the metadata store does not answer, adds and reads of open ledgers continue, because they need
+no metadata. The bookie stays ready: if it were not ready, a Kubernetes service would hide its
+address from clients. A remark and a metric report the outage.
 
-If `[session]` says so, the bookie ends with one sentence and exit status 3. A supervisor or an
-operator then starts it again where the store can be reached. By default the bookie waits for ever:
-one store that is away must not end all bookies of a cluster.
+The settings `[session]` may limit the outage. After a longer outage, the bookie ends with one
+sentence and exit status 3, and a supervisor can start it where the store is reachable. By default
+the bookie waits for ever, because an outage of the store must not end all bookies of a cluster.
 
 Source: PIP-57, and the default of its later versions.
 """
@@ -38,11 +38,11 @@ async def obey_session_policy(
     *,
     clock: Callable[[], float] = boot_time_seconds,
 ) -> NoReturn:
-    """Follow and show the state of the store's session, until the policy ends the process.
+    """Follow the session of the store, and show its state in a metric, a remark and the log.
 
     Raises:
-        SessionGivenUpError: the process must end; the sentence says why.
-        MetadataClosedError: the store was closed before.
+        SessionGivenUpError: the policy requires that the process ends; the message says why.
+        MetadataClosedError: the store was closed first.
     """
     policy = SessionPolicy(
         store.session_timeout_seconds,
@@ -64,7 +64,7 @@ async def obey_session_policy(
 
 
 async def after_outages(store: MetadataStore, look: Callable[[], object]) -> None:
-    """Call `look` after each new session, because the store may have gone back meanwhile.
+    """Call `look` after each new session: a restore of the store from a backup ends sessions.
 
     Raises:
         MetadataClosedError: the store was closed.
@@ -78,7 +78,7 @@ async def after_outages(store: MetadataStore, look: Callable[[], object]) -> Non
 async def _next_before(
     events: AsyncIterator[SessionEvent], deadline: float | None, clock: Callable[[], float]
 ) -> SessionEvent | None:
-    """Return the next event; None if the deadline comes first."""
+    """Return the next event of the session; None if the deadline comes first."""
     try:
         async with asyncio.timeout(None if deadline is None else max(0.0, deadline - clock())):
             return await anext(events)

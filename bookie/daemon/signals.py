@@ -1,8 +1,9 @@
-"""Turn signals into events of the loop, or into log lines that say that they do nothing.
+"""Handles signals in the event loop: some signals request a stop, and others are only logged.
 
-SIGTERM and SIGINT stop a program. SIGHUP stops a program in a terminal. A daemon only logs SIGHUP,
-because other daemons reload or reopen files then. A daemon logs SIGUSR1 and SIGUSR2, too. Without a
-handler these three signals would kill the process silently.
+SIGTERM and SIGINT request a stop. SIGHUP requests a stop only in a program that runs in a terminal.
+A daemon only logs SIGHUP, because operators send it to many daemons to reload files. A daemon also
+logs SIGUSR1 and SIGUSR2. Without a handler, SIGHUP, SIGUSR1 or SIGUSR2 would kill the process
+silently.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _INIT = 1
 
 
 def ignore(*numbers: signal.Signals) -> None:
-    """Ignore signals until `noting` handles them; call this in the main thread."""
+    """Ignore signals until `noting` handles them; call `ignore` in the main thread."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[None]:
-    """Call `note` in the loop with the name of each such signal; after the block ignore them."""
+    """Call `note` with the name of each signal in `numbers`; after the block ignore the signals."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, note, number.name)
@@ -49,12 +50,12 @@ def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[No
 async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
     """Yield an event that is set by the first SIGTERM or SIGINT within the block.
 
-    A second signal has its default effect: it ends the process without an orderly stop (SIGINT by
-    KeyboardInterrupt).
+    A second SIGTERM or SIGINT has its default effect: it ends the process without an orderly stop,
+    in the case of SIGINT by KeyboardInterrupt.
 
     Args:
-        hangup: SIGHUP stops, too, unless the process was told to ignore it (``nohup``). Two of them
-            come from a closed terminal, so a second one is ignored.
+        hangup: SIGHUP also sets the event, unless the process ignores SIGHUP (``nohup``). A second
+            SIGHUP is ignored, because a closed terminal sends SIGHUP twice.
     """
     loop = asyncio.get_running_loop()
     requested = asyncio.Event()
@@ -80,7 +81,9 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
 
 
 def stop_with_parent() -> None:
-    """Ask the kernel to send SIGTERM when the parent dies; send it now if the parent is dead.
+    """Ask the kernel to send SIGTERM to this process when the parent process ends.
+
+    If the parent has already ended, the function sends SIGTERM itself.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,7 +1,7 @@
 """Tell systemd that the bookie is ready, stopping or still alive.
 
-The protocol is one datagram of ``NAME=value`` lines to the socket that the service manager named.
-Without a service manager every call does nothing. Source: sd_notify(3), sd_watchdog_enabled(3).
+Each message is one datagram of ``NAME=value`` lines to the socket of the service manager. Without a
+service manager, nothing is sent. Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.config import Supervision
 
 
 class ServiceManager:
-    """The service manager that started this process, if one did."""
+    """Sends messages to the service manager that started this process."""
 
     def __init__(self, supervision: Supervision) -> None:
         address = supervision.notify_socket
@@ -23,14 +23,14 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def ready(self, status: str) -> None:
-        """Tell the manager that the bookie takes traffic; ``systemctl status`` shows `status`."""
+        """Tell the manager that the bookie serves; ``systemctl status`` shows the text `status`."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """Tell the manager that the bookie is alive, at least twice in each watchdog interval."""
+        """Tell the manager that the bookie is alive; call this twice in each watchdog interval."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
@@ -44,7 +44,7 @@ class ServiceManager:
 
 
 async def beat(send: Callable[[], None], *, interval_seconds: float) -> NoReturn:
-    """Call `send` at once and every `interval_seconds`, until cancelled or the loop is stuck."""
+    """Call `send` at once, then every `interval_seconds`; a stuck event loop stops the calls."""
     while True:
         send()
         await asyncio.sleep(interval_seconds)

@@ -1,18 +1,21 @@
-"""Bounds the memory that gRPC holds for messages which no handler has taken yet.
+"""Bounds the memory that gRPC holds for messages that no handler has read yet.
 
-The fault: a peer opens 128 calls on one connection, and sends each time a message of 8 MB, except
-for its last byte. gRPC keeps 1 GB, and no handler hears of it. A second connection costs another
-gigabyte. gRPC for Python has no bound for the process: it has resource quotas in C++ alone.
+The danger: a peer opens 128 calls on one connection, and sends in each call 8 MB of a message, but
+not its last byte. The gRPC library keeps this 1 GB in memory, and no handler learns of it. Each
+further connection costs another gigabyte. The gRPC library for Python cannot limit the memory of
+the process: only gRPC for C++ has resource quotas.
 
-So this module looks ten times a second how many bytes each connection has received, by the count
-of the kernel. It subtracts what handlers have taken (`Arrivals`). Beyond a bound for all
-connections together, it ends the largest connections of the address that holds most. What peers
-send between two looks exceeds the bound. A writer that the bookie holds back fills a window with
-bytes, and more in a stall of a device. So such a stream has an allowance (`Arrived.allowance`).
+So this module asks the kernel about ten times a second how many bytes each connection has received.
+The module subtracts the bytes that handlers have read (`Arrivals`): the rest is *unfinished*. If
+the unfinished bytes of all connections exceed a bound, the module ends connections. The address
+with the most unfinished bytes loses its largest connection first. The bound may be exceeded by the
+bytes that arrive between two measurements. If the bookie stops reading a writer's stream for a
+while, gRPC's memory holds a window of its bytes. So a stream that the bookie does not read has an
+allowance (`Arrived.allowance`).
 
-What is counted here is an estimate. A peer whose calls reach handlers can hide some bytes, at most
-as many as `Arrivals` allows to each call for its metadata. Calls that reach no handler of the
-bookie count as unfinished until their connection ends.
+The number of unfinished bytes is an estimate. A peer whose calls reach handlers can hide as many
+bytes as `Arrivals` adds to each call for its metadata. Calls that reach no handler of the bookie
+count as unfinished until their connection ends.
 """
 
 from __future__ import annotations
@@ -28,20 +31,22 @@ from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc.server.arrivals import Arrivals
 
 LOOK_SECONDS: Final = 0.1
-"""The time between two looks."""
+"""The time between two measurements."""
 
 SOON_SECONDS: Final = 0.025
-"""The time until the next look while much is unfinished."""
+"""The time until the next measurement while more than an eighth of the bound is unfinished."""
 
 CONNECTION_SECONDS: Final = 0.00025
-"""More connections make looks rarer: a look takes 5 µs for each, so looks take 2% of a core."""
+"""The least pause for each connection. A measurement takes 5 µs for each connection, so
+measurements take at most 2% of a core."""
 
 LARGE_BYTES: Final = 16 * 1024 * 1024
-"""More than a connection of a client that keeps the rules holds: windows of its streams, and the
-beginning of a message."""
+"""More unfinished bytes than a well-behaved client causes on one connection: the windows of its
+streams, and the beginning of a message."""
 
 DRIFT_BYTES_PER_SECOND: Final = 1024
-"""More than pings and their like receive without any call; the count forgets as much."""
+"""More bytes than a connection without calls receives, for example pings. The count of unfinished
+bytes falls by this rate."""
 
 REASON: Final = "unfinished"
 """The label of the metric `connections_ended_total`."""
@@ -51,26 +56,27 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class Unfinished:
-    """A connection as the last look found it."""
+    """The byte counts of a connection at the last measurement."""
 
     connection: AcceptedConnection
     received: int = 0
-    """Bytes that it had received."""
+    """Bytes that the connection had received."""
     taken: int = 0
-    """Bytes of them that handlers had taken, as `Arrivals` counts."""
+    """Received bytes that handlers had read, as `Arrivals` counts them."""
     held: int = 0
-    """Bytes that no handler had taken."""
+    """Received bytes that no handler had read."""
 
 
 def surplus(held: Mapping[str, int], bytes_max: int) -> list[str]:
-    """Choose the connections that must end, so that the others hold at most `bytes_max`.
+    """Choose connections to end, so that all other connections hold at most `bytes_max` together.
 
-    Beyond a half of it, connections end that hold more than `LARGE_BYTES`. The address that holds
-    most loses its largest connection, again and again.
+    If the total is above half of `bytes_max`, connections with more than `LARGE_BYTES` are chosen
+    first, until the total is at most this half. At each step, the address with the most bytes loses
+    its largest connection.
 
     Args:
-        held: what each connection holds, by gRPC's name of its peer.
-        bytes_max: the most bytes of all connections together.
+        held: the unfinished bytes of each connection, by gRPC's name of its peer.
+        bytes_max: the most unfinished bytes of all connections together.
     """
     total = sum(held.values())
     if total <= bytes_max // 2:
@@ -83,7 +89,7 @@ def surplus(held: Mapping[str, int], bytes_max: int) -> list[str]:
 
 
 def _largest(held: Mapping[str, int], excess: int) -> list[str]:
-    """Choose connections that hold `excess` bytes together, or all of them."""
+    """Choose connections that together hold at least `excess` bytes, or all connections."""
     addresses: Counter[str] = Counter()
     largest: dict[str, list[str]] = {}
     for peer in sorted(held, key=held.__getitem__):
@@ -101,12 +107,12 @@ def _largest(held: Mapping[str, int], excess: int) -> list[str]:
 
 
 class UnfinishedCount:
-    """What each connection holds, from look to look.
+    """Measures repeatedly how many unfinished bytes each connection holds.
 
     Args:
         sockets: the connections.
-        arrivals: what handlers have taken.
-        drift: what the count of a connection forgets, in bytes a second.
+        arrivals: the bytes that handlers have read.
+        drift: the rate by which the count of a connection falls, in bytes a second.
     """
 
     def __init__(
@@ -116,11 +122,11 @@ class UnfinishedCount:
         self._sockets = sockets
         self._arrivals = arrivals
         self.connections: dict[str, Unfinished] = {}
-        """The connections of the last look, by gRPC's name of their peers."""
+        """The connections of the last measurement, by gRPC's name of their peers."""
         self._looked_at = asyncio.get_running_loop().time()
 
     async def look(self) -> dict[str, int]:
-        """Return what each connection holds now, beyond its allowance for streams held back.
+        """Return the unfinished bytes of each connection, less its allowance.
 
         Raises:
             OSError: the descriptors cannot be listed.
@@ -150,7 +156,7 @@ class UnfinishedCount:
         return held
 
     def end(self, peers: Iterable[str]) -> list[str]:
-        """End connections; return those that had not ended already."""
+        """End the connections of `peers`; return the peers whose connections were still open."""
         ended = [peer for peer in peers if self._sockets.end(self.connections[peer].connection)]
         for peer in ended:
             del self.connections[peer]
@@ -160,13 +166,15 @@ class UnfinishedCount:
 async def bound_unfinished(
     sockets: OwnSockets, arrivals: Arrivals, bytes_max: Callable[[], int], metrics: Metrics
 ) -> None:
-    """End the largest connections until cancelled; return if sockets cannot be listed here.
+    """Bound the unfinished bytes by ending connections, until cancelled.
+
+    If this system cannot list sockets, the function returns.
 
     Args:
         sockets: the connections.
-        arrivals: what handlers have taken.
-        bytes_max: returns the most bytes that no handler has taken, of all connections together.
-        metrics: where the bytes and the ended connections are counted.
+        arrivals: the bytes that handlers have read.
+        bytes_max: returns the most unfinished bytes of all connections together.
+        metrics: shows the unfinished bytes, and counts the ended connections.
     """
     count = UnfinishedCount(sockets, arrivals)
     loop = asyncio.get_running_loop()

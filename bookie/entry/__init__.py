@@ -1,6 +1,6 @@
-"""The bytes of an entry: header, payload, digest; batches of entries; checksums.
+"""The bytes of an entry (header, digest, payload), batches of entries, and checksums.
 
-This room does no I/O. A decoder takes arbitrary bytes. A decoder returns a value or raises a
-subclass of :class:`bookie.errors.CorruptionError`, or :class:`bookie.errors.BadRequestError` if the
-bytes came from a caller.
+This package does no I/O. The decoders in this package accept arbitrary bytes: they return a value
+or raise a subclass of :class:`bookie.errors.CorruptionError`. If the bytes came from a client's
+request, the decoders raise :class:`bookie.errors.BadRequestError` instead.
 """

@@ -1,9 +1,10 @@
-"""CRC-32C (Castagnoli) is the checksum of everything that a bookie writes or sends.
+"""The checksum CRC-32C (Castagnoli), which protects the data that a bookie writes or sends.
 
-The CRC library uses the processor's carry-less multiplication and does not copy data. From 16 KiB
-on, the library releases the interpreter's lock, so the buffer must not change during the call.
+The CRC library uses the processor's carry-less multiplication, and does not copy data. For buffers
+of 16 KiB or more, the library releases the interpreter's lock, so no other thread may change the
+buffer meanwhile.
 
-Only `crcs_of_rows` imports numpy, so checks of LMDB files and of metadata need no numpy.
+Only `crcs_of_rows` imports numpy, so code that checks LMDB files or metadata needs no numpy.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ __all__ = ["crc32c", "crcs_of_rows"]
 def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
     """Return the CRC-32C of each row, starting with `seed`; there must be at least one row.
 
-    The rows are adjacent in memory, and their width is a multiple of 4 bytes.
+    The rows must be adjacent in memory, and their width must be a multiple of 4 bytes.
 
     A CRC is linear: each byte that differs from the first row's byte changes the CRC by a known
     amount. In the headers of one batch, only the low bytes of ids and lengths differ, so about five
-    table look-ups suffice for all headers. Before this method, one library call per header took a
-    third of a writer's time.
+    table look-ups are enough for all headers. With a library call for each header, a writer would
+    spend a third of its time on these calls.
     """
     import numpy as np
 
@@ -48,7 +49,7 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
 
 @cache
 def _crc_changes(width: int) -> NDArray[np.uint32]:
-    """Return how each value of a byte at each position changes the CRC-32C of `width` zeros."""
+    """Return how each byte value at each position changes the CRC-32C of `width` zero bytes."""
     import numpy as np
 
     zeros = crc32c(bytes(width))

@@ -1,7 +1,7 @@
 """Digests of entries, and the ledger key that is derived from a password.
 
-A digest covers the packet's header and payload, and is stored between the two. With the digest, a
-reader verifies that an answer is the written entry.
+A digest covers a packet's header and payload, and is stored between the header and the payload. By
+the digest, a reader verifies that a bookie's answer is the entry that the writer wrote.
 
 ======== ===== ================================================================
 type     bytes content
@@ -12,20 +12,20 @@ CRC32C   4     CRC-32C (Castagnoli) as a big-endian 32-bit number
 DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
-The password itself never leaves the client. :func:`key_of_life` turns the password into the
-**ledger key**. The ledger key is stored in the ledger's metadata and sent to bookies; the HMAC keys
-are derived from it. So every process with access to a ledger's metadata (repair, the scrubber) can
-check the digests of its entries.
+The password itself never leaves the client. :func:`key_of_life` derives the **ledger key** from the
+password. The ledger key is stored in the ledger's metadata and sent to bookies, and the key of HMAC
+digests is derived from it. So every process that can read a ledger's metadata can check the digests
+of its entries: repair and the integrity check do this.
 
-The ledger key also identifies a ledger's **life**: one of several ledgers that had the same id. An
-id may be used twice: after a deletion, or because the metadata store came from a backup. Two lives
-of an id have different creation tokens, so their ledger keys differ even without a password. A
-bookie compares the key of each request with the first key that it received for the ledger. So a
-bookie never returns entries of another life. Ledgers from versions without lives have the key of
+The ledger key also distinguishes **lives**: the ledgers that used the same id one after another. An
+id may be used again after a deletion, or because the metadata store was restored from a backup. Two
+lives of an id have different creation tokens, so their ledger keys differ even without a password.
+A bookie compares the key in each request with the first key that it received for the ledger id. So
+a bookie never returns entries of another life. Ledgers of versions without lives have the key of
 :func:`derive_key`.
 
-Source: Apache BookKeeper's digest managers; where BookKeeper keeps the password, this design keeps
-the ledger key.
+Source: Apache BookKeeper's digest managers. BookKeeper keeps the password; this design keeps the
+ledger key instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KEY_TAG_BYTES = 8
 
 
 class DigestType(enum.IntEnum):
-    """The digest type of a ledger's entries; the numbers are those of the ledger's metadata."""
+    """The digest type of a ledger's entries; the ledger's metadata contains its number."""
 
     CRC32 = 1
     HMAC = 2
@@ -70,7 +70,7 @@ DIGESTS_BY_STRENGTH = (DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C, Di
 
 
 def is_weaker(one: DigestType, other: DigestType) -> bool:
-    """True if a digest type `one` proves less about an entry than a type `other`."""
+    """True if the digest type `one` proves less about an entry than the type `other`."""
     return DIGESTS_BY_STRENGTH.index(one) < DIGESTS_BY_STRENGTH.index(other)
 
 
@@ -85,14 +85,14 @@ class Digester(Protocol):
         """Size of one digest in bytes; 0 for DUMMY."""
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """Return the digest of one packet's header followed by its payload."""
+        """Return the digest of a packet's header and payload."""
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """Return the digests of at least one packet, back to back; one header for each payload."""
+        """Return the digests of at least one packet, back to back; each payload has its header."""
 
 
 class Crc32cDigester:
-    """CRC-32C: the default, computed by the processor at memory speed."""
+    """Computes CRC-32C, the default digest, by instructions of the processor at memory speed."""
 
     __slots__ = ()
     type = DigestType.CRC32C
@@ -107,7 +107,7 @@ class Crc32cDigester:
 
 
 class Crc32Digester:
-    """CRC-32 as zlib computes it, widened to 8 bytes."""
+    """Computes CRC-32 like zlib, and pads it to 8 bytes."""
 
     __slots__ = ()
     type = DigestType.CRC32
@@ -122,7 +122,7 @@ class Crc32Digester:
 
 
 class HmacDigester:
-    """HMAC-SHA-1, which also proves that the writer knew the ledger key."""
+    """Computes HMAC-SHA-1, which also proves that the writer knew the ledger key."""
 
     __slots__ = ("_mac",)
     type = DigestType.HMAC
@@ -158,7 +158,7 @@ class DummyDigester:
 
 
 def _each(headers: Headers) -> list[bytes]:
-    """Return the headers one by one; ``tolist`` of rows is faster than slicing."""
+    """Return the headers as a list; ``tolist`` of rows is faster than slicing."""
     rows: NDArray[Any] = headers.view(f"V{headers.shape[1]}")[:, 0]
     each: list[bytes] = rows.tolist()
     return each
@@ -184,29 +184,29 @@ def key_of_life(password: bytes, token: int) -> bytes:
 
 
 def digest_of_key(ledger_key: bytes) -> bytes:
-    """Hash a ledger key for storage: 32 bytes, or empty for the empty key."""
+    """Return the SHA-256 hash under which a ledger key is stored; empty for the empty key."""
     return hashlib.sha256(b"ledger key\x00" + ledger_key).digest() if ledger_key else b""
 
 
 def key_tag(ledger_key: bytes) -> bytes:
     """Return the first 8 bytes of `digest_of_key`: a tag that does not reveal the key.
 
-    The tag distinguishes a ledger from an earlier ledger with the same id. WatchLac and ListLedgers
-    carry no ledger key, so a bookie's answers to them contain the tag. The tag is empty for the
-    empty key.
+    The tag distinguishes a ledger from an earlier ledger with the same id. Requests of WatchLac and
+    ListLedgers contain no ledger key, so the bookie's answers contain the tag. The tag of the empty
+    key is empty.
     """
     return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
 
 
 def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
-    """True if the ledger key and the creation token belong to `password`; in constant time."""
+    """True if `ledger_key` comes from `password`, with or without `token`; in constant time."""
     return hmac.compare_digest(ledger_key, key_of_life(password, token)) or hmac.compare_digest(
         ledger_key, derive_key(password)
     )
 
 
 def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:
-    """Return the digester for a digest type and a ledger key, both from the metadata."""
+    """Return the digester for the digest type and the ledger key in a ledger's metadata."""
     match digest_type:
         case DigestType.CRC32C:
             return Crc32cDigester()

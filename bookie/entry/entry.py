@@ -6,17 +6,18 @@ offset bytes meaning (numbers are signed 64-bit, big endian)
 0      8     ledger id
 8      8     entry id
 16     8     last add confirmed (LAC) that the writer knew: -1 … entry id - 1
-24     8     accumulated length: payload bytes of the ledger up to and with this entry
-32     0-20  digest over bytes 0 … 32 and the payload (see :mod:`bookie.entry.digest`)
+24     8     length: the payload bytes of the ledger's entries up to and including this entry
+32     0-20  digest of the header and the payload (see :mod:`bookie.entry.digest`)
 …      …     payload, as the user gave it
 ====== ===== ==================================================================
 
-An explicit LAC packet is {ledger id, LAC, digest over these 16 bytes}.
+An explicit LAC packet has 16 bytes, which are the ledger id and the LAC, followed by their digest.
 
-Only digest-verified packets prove an entry, a LAC or a ledger's length. Bookies check only headers;
-clients and the integrity check verify digests.
+Only a packet with a verified digest proves an entry, a LAC or a ledger's length. When a bookie
+stores or returns entries, it checks only headers. Clients and the bookie's integrity check verify
+digests.
 
-Source: Apache BookKeeper's ``DigestManager``; the bytes are the same.
+Source: Apache BookKeeper's ``DigestManager``; packets have the same bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _PACK_BY_ROWS_UP_TO_BYTES = 512
 
 
 class SharedPrefix(NamedTuple):
-    """A prefix shared by the payloads at positions `first` … `end` - 1 of a batch."""
+    """A prefix that the payloads at positions `first` … `end` - 1 of a batch share."""
 
     prefix: bytes
     first: int
@@ -58,10 +59,10 @@ class SharedPrefix(NamedTuple):
 
 
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
-    """Return the size of the prefixes, if each of `count` payloads has a prefix of this size.
+    """Return the size of the prefixes if all `count` payloads have a prefix of equal size.
 
-    The result is None if the sizes differ, or are not a multiple of 4, which the checksum of many
-    rows needs. If the result is None, use `with_prefixes`.
+    The result is None if the sizes differ, or if the size is not a multiple of 4, which
+    `crcs_of_rows` requires. If the result is None, use `with_prefixes`.
     """
     size = len(shared[0].prefix)
     if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
@@ -70,7 +71,7 @@ def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
 
 
 def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> None:
-    """Write the prefix of each payload into its row of `table`, which is as wide as a prefix."""
+    """Write each payload's prefix into its row of `table`; a row has the size of a prefix."""
     for prefix, first, end in shared:
         table[first:end] = np.frombuffer(prefix, np.uint8)
 
@@ -78,7 +79,7 @@ def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> 
 def with_prefixes(
     payloads: Sequence[BytesLike], shared: Sequence[SharedPrefix]
 ) -> Sequence[BytesLike]:
-    """Return the whole payloads, each after its prefix."""
+    """Return the payloads, each with its prefix in front."""
     whole = list(payloads)
     for prefix, first, end in shared:
         whole[first:end] = [prefix + payload for payload in whole[first:end]]
@@ -95,17 +96,16 @@ class PacketHeader(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A verified entry; a tuple for speed, because a reader creates one for each entry."""
+    """A verified entry: a tuple, because a reader creates many entries and tuples are fast."""
 
     entry_id: int
     payload: bytes
 
 
 class Entries(Sequence[Entry]):
-    """Verified entries of one ledger, ascending by id; each `Entry` is created on access.
+    """Verified entries of one ledger, ascending by id; an `Entry` is created at each access.
 
-    So a batch of any length needs only two objects. A tuple for each entry would cost more time
-    than the check of the entry's digest.
+    Creating an `Entry` for every entry at once would take more time than the checks of the digests.
     """
 
     __slots__ = ("_batch", "_prefix_size", "ids", "payloads")
@@ -117,7 +117,7 @@ class Entries(Sequence[Entry]):
         batch: EntryBatch | None = None,
         prefix_size: int = 0,
     ) -> None:
-        """`batch` holds the packets; in each packet `prefix_size` bytes precede the payload."""
+        """`batch` has the packets of the entries, with `prefix_size` bytes before each payload."""
         self.ids = ids
         self.payloads = payloads
         """The payloads as the user gave them, one for each id."""
@@ -126,14 +126,14 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:
-        """Return `entries`, at least one, as `Entries`; unchanged if they already are `Entries`."""
+        """Convert a list of at least one entry to `Entries`; return `Entries` unchanged."""
         if isinstance(entries, Entries):
             return entries
         ids, payloads = zip(*entries, strict=True)
         return cls(ids, list(payloads))
 
     def located(self) -> tuple[BytesLike, Ids, Ids]:
-        """Return one buffer with all payloads, and the start and end of each payload in it."""
+        """Return a buffer that contains all payloads, and each payload's start and end in it."""
         batch = self._batch
         if batch is None:
             sizes = np.array(list(map(len, self.payloads)), np.int64)
@@ -180,7 +180,7 @@ class Lac(NamedTuple):
 
 
 def parse_header(packet: BytesLike) -> PacketHeader:
-    """Return the header of a packet, without verification.
+    """Return the header of a packet, without verifying the digest.
 
     Raises:
         FormatError: the packet is shorter than a header.
@@ -206,9 +206,9 @@ def pack_batch(
         first_entry_id: id of the first payload; the other ids follow without gaps.
         last_add_confirmed: the LAC in every packet: -1 … `first_entry_id` - 1.
         length_before: payload bytes of the ledger before the first of these entries.
-        payloads: at least one; memoryviews must be of single bytes.
+        payloads: the payloads, at least one; the items of a memoryview must be single bytes.
         digester: the digester of the ledger.
-        shared: prefixes of some of the payloads, in the order of the payloads.
+        shared: prefixes for some of the payloads, in the order of the payloads.
     """
     count = len(payloads)
     assert count >= 1
@@ -273,10 +273,10 @@ def _interleave(prefixes: Sequence[bytes], payloads: Sequence[BytesLike]) -> byt
 
 
 def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Digester) -> bytes:
-    """Verify a packet that should be entry `entry_id` of `ledger_id`; return its payload.
+    """Verify that a packet is entry `entry_id` of `ledger_id`; return its payload.
 
     Raises:
-        ChecksumError: the packet is too short or is another entry, or its digest is wrong.
+        ChecksumError: the packet is too short or has other ids, or its digest is wrong.
     """
     body_at = HEADER_SIZE_BYTES + digester.size_bytes
     if len(packet) < body_at:
@@ -298,11 +298,12 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
 
 
 def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
-    """Verify the ids of all packets of `batch`, then each packet's digest; return the entries.
+    """Verify the ids and the digest of each packet in `batch`; return the entries.
 
     Raises:
-        ChecksumError: names the first entry id whose packet is another entry, too short, or has a
-            wrong digest. Earlier entries are correct, but nothing is returned.
+        ChecksumError: a packet is too short, has other ids, or has a wrong digest. The message
+            names the first wrong entry. The entries before the wrong entry are right, but are not
+            returned.
     """
     count = len(batch.sizes)
     ids = _ids_of(batch)
@@ -355,10 +356,10 @@ def pack_lac(ledger_id: int, last_add_confirmed: int, digester: Digester) -> byt
 
 
 def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
-    """Verify an explicit LAC packet, and return the LAC of `ledger_id` that it proves.
+    """Verify an explicit LAC packet of `ledger_id`, and return its LAC.
 
     Raises:
-        ChecksumError: the packet's size or digest is wrong, or the packet is of another ledger.
+        ChecksumError: the packet's size or digest is wrong, or it belongs to another ledger.
     """
     if len(packet) != LAC_HEADER_SIZE_BYTES + digester.size_bytes:
         raise ChecksumError(f"a LAC packet of {len(packet)} bytes has the wrong size")
@@ -373,10 +374,10 @@ def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
 
 
 def lac_packet_ids(packet: BytesLike) -> Lac:
-    """Return the content of a LAC packet, unverified because bookies do not know the digest.
+    """Return the ids in a LAC packet without verifying the digest, whose type bookies do not know.
 
     Raises:
-        BadRequestError: no digest type gives a packet of this size, or its ids are out of range.
+        BadRequestError: the packet is too short or too long, or an id in it is too low.
     """
     if not LAC_HEADER_SIZE_BYTES <= len(packet) <= LAC_PACKET_SIZE_BYTES_MAX:
         raise BadRequestError(f"a LAC packet of {len(packet)} bytes has the wrong size")
@@ -393,7 +394,7 @@ def _prefix_dtype(digest_size: int) -> np.dtype[np.void]:
 
 
 def _payloads_of(batch: EntryBatch, prefix_size: int) -> list[bytes]:
-    """Return a copy of each packet's bytes after its digest."""
+    """Return a copy of the payload of each packet."""
     size = int(batch.sizes[0])
     if size > prefix_size and bool((batch.sizes == size).all()):
         row = np.dtype([("prefix", np.void, prefix_size), ("payload", np.void, size - prefix_size)])

@@ -1,6 +1,6 @@
 """The interface between bookie and the machine: clock, disk, key-value store, threads.
 
-Product code uses the machine only through an `Environment`, so that a simulation can replace it.
+The engine uses the machine only through an `Environment`, so that tests can simulate the machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Environment:
 
 
 def system_environment(workers: Workers, failpoints: Failpoints | None = None) -> Environment:
-    """Return the environment of the real machine."""
+    """Return an environment that uses the real machine."""
     return Environment(
         clock=SystemClock(),
         disk=PosixDisk(),

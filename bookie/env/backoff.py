@@ -1,4 +1,4 @@
-"""Delays between attempts: each is twice as long as the one before, up to a maximum."""
+"""Delays between attempts: each delay is twice as long as the delay before it, up to a maximum."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DOUBLINGS_MAX = 1000
 
 
 class Backoff:
-    """Computes the delays between one caller's attempts; the caller does the sleeping.
+    """Computes the delays between the attempts of one caller, who sleeps for each delay.
 
     Args:
         first_seconds: the first delay, before jitter.
-        longest_seconds: the maximum, before jitter.
-        jitter: returns numbers in [0, 1), so that many clients do not retry at once. Without jitter
-            the delays are exact.
-        shares: jitter multiplies each delay by a number in this range.
+        longest_seconds: the longest delay, before jitter.
+        jitter: returns random numbers in [0, 1), so that many clients do not retry at the same
+            time. If `jitter` is None, delays are exact.
+        shares: with `jitter`, each delay is multiplied by a random number in this range.
     """
 
     __slots__ = ("_first", "_jitter", "_longest", "_shares", "failures")
@@ -43,17 +43,17 @@ class Backoff:
         """The number of delays since the last reset."""
 
     def next(self) -> float:
-        """Return the seconds until the next attempt; the following delay is twice as long."""
+        """Return the next delay in seconds; each call doubles the delay, up to the maximum."""
         seconds = self.after(self.failures)
         self.failures += 1
         return seconds
 
     def reset(self) -> None:
-        """Start with the first delay again, because an attempt succeeded."""
+        """Make `next` start with the first delay again; call this after a successful attempt."""
         self.failures = 0
 
     def after(self, failures: int) -> float:
-        """Return the delay in seconds after `failures` delays, which the caller itself counts."""
+        """Return the delay in seconds after `failures` earlier delays; `next` is not affected."""
         seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
         if self._jitter is None:
             return seconds

@@ -1,4 +1,4 @@
-"""A limit on bytes in flight, which bounds the memory of a bookie's adds or reads."""
+"""A budget of bytes, which bounds the memory of a bookie's concurrent adds or reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import deque
 
 
 class ByteBudget:
-    """A number of bytes that requests share, first come first served.
+    """A number of bytes that requests take and give back; waiting requests form a queue.
 
-    A request larger than the whole budget is admitted alone.
+    A request that is larger than the whole budget is admitted while no other request has bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -19,9 +19,10 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int, beyond: int = 0) -> bool:
-        """Take `size` bytes if no caller waits and the budget plus `beyond` has room.
+        """Take `size` bytes if they fit into the budget; return True if they were taken.
 
-        A caller that may go beyond the budget overtakes those that wait.
+        A positive `beyond` enlarges the budget for this call by so many bytes, and lets this call
+        overtake waiting callers. Without `beyond`, the result is False while a caller waits.
         """
         used = self.used + size
         if (self._waiting and not beyond) or (self.used and used > self.bytes_max + beyond):
@@ -30,7 +31,7 @@ class ByteBudget:
         return True
 
     async def take(self, size: int) -> None:
-        """Take `size` bytes; wait for earlier callers and for room."""
+        """Wait until earlier callers have their bytes and `size` bytes fit; then take the bytes."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,7 +49,7 @@ class ByteBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Return `size` bytes; a negative size takes bytes without a check."""
+        """Give back `size` bytes; a negative `size` takes bytes, even beyond the budget."""
         assert size <= self.used, "more bytes came back than were taken"
         self.used -= size
         if self._waiting:

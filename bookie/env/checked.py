@@ -1,8 +1,8 @@
-"""Compares the arguments of public calls with their annotations before any action.
+"""Checks that the arguments of public methods have the types of their annotations.
 
-Python accepts many wrong arguments, and fails later or does something else: ``logs="orders"`` would
-mean six logs, one per letter. Use `checked` for methods that are called rarely. Methods that are
-called for each record check their arguments themselves.
+Without a check, Python accepts a wrong argument, and fails later or does something unexpected:
+``logs="orders"`` would mean six logs, one for each letter. Use `checked` for methods that are
+called rarely. Methods that are called for each record check their arguments themselves.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class _Kind:
 
 
 def checked(method: Callable[P, T]) -> Callable[P, T]:
-    """Make `method` refuse arguments whose types differ from its annotations.
+    """Return a method that checks the types of its arguments and then calls `method`.
 
-    An argument of type ``Iterable[...]`` arrives as a list. A bytes-like object counts as bytes.
-    Too many or unknown arguments still raise Python's TypeError.
+    An argument with the annotation ``Iterable[...]`` is passed as a list. A bytes-like object
+    counts as bytes. Too many or unknown arguments still raise Python's TypeError.
 
     Raises:
-        BadRequestError: (the method) an argument has another type.
+        BadRequestError: (the returned method) an argument has another type than its annotation.
     """
     arguments = _Arguments(method)
     if iscoroutinefunction(method):
@@ -71,7 +71,7 @@ def checked(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Arguments:
-    """The parameters of one method; its annotations are read at the first call."""
+    """The parameters of one method, whose annotations are read at its first call."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -95,10 +95,10 @@ class _Arguments:
         return kinds
 
     def taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Check the arguments, and return them as the method will receive them.
+        """Check the arguments, and return the arguments to pass to the method.
 
         Raises:
-            BadRequestError: an argument has another type.
+            BadRequestError: an argument has another type than its annotation.
         """
         bound = self._signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
@@ -121,14 +121,17 @@ class _Arguments:
 
 
 def _described(value: object) -> str:
-    """Describe a value for people: a short text or number by itself, other values by their type."""
+    """Return a short text or a number as written in Python; return the type of other values."""
     if isinstance(value, str | int | float) and len(repr(value)) < 40:
         return repr(value)
     return type(value).__name__
 
 
 def _kind_of(hint: Any) -> _Kind:
-    """Return the kind of values that a type annotation accepts; other annotations accept any."""
+    """Return the kind of values that the annotation `hint` accepts.
+
+    An annotation that is not supported accepts every value.
+    """
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, parts = typing.get_origin(hint), typing.get_args(hint)

@@ -1,12 +1,12 @@
 """A whole cluster of real bookie processes on this machine, under one directory.
 
 ==========================  ===================================================================
-``DIR/LOCK``                held while a supervisor runs
-``DIR/cluster.json``        metadata URI and each bookie's ports, so that they stay the same
-``DIR/security/``           with TLS: the CA, and the certificates of bookies and of a client
-``DIR/metadata/``           the embedded metadata store, unless another store was chosen
-``DIR/bookie-1/``           one bookie: ``bookie.toml``, ``bookie.log`` (of all its runs),
-                            ``bookie.pid`` (while it runs), ``journal/``, ``ledgers/``
+``DIR/LOCK``                is locked while a supervisor runs
+``DIR/cluster.json``        keeps the metadata URI and the bookies' ports between runs
+``DIR/security/``           has the CA and the certificates, if the cluster uses TLS
+``DIR/metadata/``           is the embedded metadata store, unless another store was chosen
+``DIR/bookie-1/``           has the files of one bookie: ``bookie.toml``; ``bookie.log`` of all
+                            runs; ``bookie.pid`` while it runs; ``journal/``; ``ledgers/``
 ==========================  ===================================================================
 
 Each bookie is a child process that runs ``bookie serve``. The supervisor acts as the service

@@ -17,15 +17,17 @@ RENEW_SECONDS = 30 * 86400
 
 
 def security_directory(directory: Path) -> Path:
-    """Return the directory of the CA, which exists only if the cluster speaks TLS."""
+    """Return the path of the CA's directory, which exists only if the cluster speaks TLS."""
     return directory / "security"
 
 
 def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Create the CA and the certificates that are missing; renew certificates that expire soon.
+    """Create missing certificates of the bookies `names` and a client; renew expiring certificates.
+
+    If the CA is missing, it is created first.
 
     Returns:
-        the section ``[security]`` of each bookie, by the bookie's name.
+        the section ``[security]`` of each bookie's settings, by the bookie's name.
     """
     home = security_directory(directory)
     if not authority.certificate_path(home, authority.CA_NAME).exists():

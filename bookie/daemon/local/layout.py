@@ -1,4 +1,4 @@
-"""The plan of a local cluster, kept between runs, and the configuration of each bookie."""
+"""Plans a local cluster, keeps the plan in `cluster.json`, and writes each bookie's settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.errors import ConfigurationError, DirectoryLockedError
 BOOKIES_DEFAULT = 3
 _LAYOUT_VERSION = 1
 _PORTS = range(10_000, 20_000)
-"""The range of ports from which free ports are chosen."""
+"""The range from which free ports are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LocalBookie:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The facts about a cluster that are kept between its runs."""
+    """The content of `cluster.json`: the facts about a cluster that are kept between its runs."""
 
     metadata_uri: str
     members: tuple[LocalBookie, ...]
@@ -69,7 +69,7 @@ def prepare(
     A cluster that has used TLS once always uses TLS, even if `secure` is False.
 
     Raises:
-        ConfigurationError: as `load_layout` and `plan_layout` do.
+        ConfigurationError: as in `load_layout` and `plan_layout`.
     """
     layout = plan_layout(
         directory,
@@ -90,7 +90,7 @@ def prepare(
 
 
 def load_layout(directory: Path) -> Layout | None:
-    """Return the layout of the cluster in `directory`; None if it holds no cluster.
+    """Return the layout of the cluster in `directory`; None if `directory` has no `cluster.json`.
 
     Raises:
         ConfigurationError: `cluster.json` does not describe a cluster, or a newer version wrote it.
@@ -109,7 +109,7 @@ def load_layout(directory: Path) -> Layout | None:
 
 
 def save_layout(directory: Path, layout: Layout) -> None:
-    """Save the layout; if the process ends meanwhile, the old layout remains."""
+    """Save the layout; if the process ends during the call, the old layout stays intact."""
     document = {
         "version": _LAYOUT_VERSION,
         "metadata_uri": layout.metadata_uri,
@@ -128,10 +128,12 @@ def plan_layout(
     metadata_uri: str | None,
     base_port: int | None,
 ) -> Layout:
-    """Plan a new cluster, or extend the `known` one: more bookies, or new ports from `base_port`.
+    """Plan a new cluster, or change the `known` cluster: more bookies, or new ports.
+
+    With `base_port`, all bookies get new ports from `base_port` on.
 
     Raises:
-        ConfigurationError: `known` has more bookies, or another metadata store.
+        ConfigurationError: `known` has more bookies than `bookies`, or another metadata store.
     """
     uri = metadata_uri or (known.metadata_uri if known else f"local://{directory}/metadata")
     members = list(known.members) if known else []
@@ -161,10 +163,11 @@ def _names() -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports of the loopback address that no process uses.
+    """Return `count` different ports of 127.0.0.1 that no process uses now.
 
-    Linux gives higher ports to outgoing connections. So no outgoing connection can take one of
-    these ports before a bookie listens there, or between two runs of the cluster.
+    The ports are below the range from which Linux gives ports to outgoing connections. So no
+    outgoing connection can take one of the ports before a bookie listens there, or between two runs
+    of the cluster.
 
     Raises:
         ConfigurationError: fewer than `count` ports are free.
@@ -204,7 +207,7 @@ def write_configuration(
     member: LocalBookie,
     settings: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Write the `bookie.toml` of one bookie; `settings` are additional keys, by section."""
+    """Write the `bookie.toml` of one bookie; `settings` adds or overrides keys, by section."""
     home = directory / member.id
     home.mkdir(exist_ok=True, mode=0o700)
     sections: dict[str, dict[str, object]] = {

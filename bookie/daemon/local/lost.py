@@ -1,10 +1,10 @@
-"""Finds bookies of a local cluster that lost directories, or have left the cluster.
+"""Finds the bookies of a local cluster that lost directories, or that have left the cluster.
 
 A local cluster with deleted directories does not start; the error names a command to type.
 
-The checks run before any bookie starts, because a bookie knows neither the other bookies nor the
-URI in the command. A bookie that lost all of its directories starts empty without a command, unless
-entries may have lost their last copies.
+The checks run before any bookie starts, because only the supervisor knows the command that helps. A
+bookie that lost all of its directories may start empty without a command, unless entries may have
+lost their last copies.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DIRECTORIES = ("journal", "ledgers")
 
 
 async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse a metadata store that holds no cluster if a bookie holds data of a cluster.
+    """Refuse to start if the metadata store holds no cluster, but a bookie's directory has data.
 
     Raises:
-        ConfigurationError: a bookie holds data, and a new cluster would not know the bookie.
+        ConfigurationError: a bookie has data of a cluster that the metadata store no longer holds.
     """
     try:
         await read_instance_id(store)
@@ -45,9 +45,10 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout) -> list[str]:
-    """Return the bookies that have left the cluster: they hold data, and nothing refers to them.
+    """Return the bookies that have data, but neither a cookie nor a ledger that names them.
 
-    A bookie whose cookie alone is lost is not among them, because ledgers name it.
+    Such bookies have left the cluster. If only the cookie of a bookie is lost, ledgers still name
+    the bookie.
     """
     known, ledgers = set(await CookieManager(store).bookie_ids()), LedgerManager(store)
     departed = []
@@ -62,11 +63,11 @@ async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse to start if a bookie lost directories and may not start empty without a command.
+    """Refuse to start if a bookie lost directories, except if it can safely start empty.
 
     Raises:
-        CookieError: a bookie lost some of its directories, or entries may have lost their last
-            copies with all of them.
+        CookieError: a bookie lost some of its directories. Also raised if a bookie lost all
+            directories, and entries may have lost their last copies.
     """
     cookies = CookieManager(store)
     all_gone = {
@@ -98,7 +99,7 @@ def _roots(home: Path) -> list[Path]:
 
 
 def _is_gone(root: Path) -> bool:
-    """True if no file is left, apart from the lock of an earlier start."""
+    """True if the directory `root` has no file, except the lock file of an earlier start."""
     return all(path.is_dir() or path.name == "LOCK" for path in root.rglob("*"))
 
 

@@ -1,4 +1,4 @@
-"""One bookie process, which its supervisor starts, watches, stops and kills."""
+"""A bookie process of a local cluster, which a supervisor starts, watches, stops and kills."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class BookieProcess:
             environment: variables that add to or override those of `child_environment`.
 
         Raises:
-            ShuttingDownError: the process ended before it was ready; the message has its last line.
+            ShuttingDownError: the process ended before it was ready; the message has the last line
+                of its log.
             OperationTimeoutError: the bookie was not ready after `READY_SECONDS_MAX`, and was
                 killed.
         """
@@ -131,14 +132,14 @@ class BookieProcess:
             )
 
     async def wait(self) -> int:
-        """Wait for the end of the process; return the status as `exit_status` does."""
+        """Wait until the process ends, and return its `exit_status`."""
         assert self._process is not None, f"{self.id} was never started"
         status = await self._process.wait()
         (self.directory / "bookie.pid").unlink(missing_ok=True)
         return status
 
     async def stop(self) -> int:
-        """Stop the bookie by SIGTERM, kill it after `STOP_SECONDS_MAX`; return its exit status."""
+        """Send SIGTERM, and SIGKILL after `STOP_SECONDS_MAX`; return the exit status."""
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
@@ -162,9 +163,10 @@ class BookieProcess:
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `variables` without a bookie's settings, which must come from the cluster's files.
+    """Return `variables`, but omit all variables that set a bookie's settings.
 
-    For example, ``BOOKIE_METADATA`` in the user's shell often names another cluster.
+    A bookie of a local cluster must take its settings from its file. For example,
+    ``BOOKIE_METADATA`` in the user's shell often names another cluster.
     """
     return {
         name: value
@@ -174,9 +176,10 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class _NotifySocket:
-    """The receiving socket of sd_notify for one child, in Linux's abstract namespace.
+    """The socket that receives the sd_notify messages of one child process.
 
-    An abstract name needs no file, and a deep directory does not make the name too long.
+    The name of the socket is in Linux's abstract namespace. An abstract name needs no file, and its
+    length does not depend on the cluster's directory.
     """
 
     def __init__(self, bookie_id: str) -> None:
@@ -200,14 +203,14 @@ class _NotifySocket:
 
 
 def describe_end(status: int, log_path: Path) -> str:
-    """Return a text about the end of a process: the signal, or its status and last log line."""
+    """Describe the end of a process: its signal, or its exit status and the last log line."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}: {last_line(log_path)}"
 
 
 def last_line(path: Path) -> str:
-    """Return the text in the last line of a bookie's log, usually the reason why it ended."""
+    """Return the last line of a bookie's log, or only its reason if the line is JSON."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else "it said nothing"
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Start a whole local cluster, watch over its processes, and stop it."""
+"""Starts a local cluster, restarts bookies that end, and stops the cluster."""
 
 from __future__ import annotations
 
@@ -63,19 +63,20 @@ async def local_cluster(
         directory: the absolute path of the cluster's directory, which is created if missing.
         bookies: the number of bookies; None means as many as before, or 3 in a new cluster.
         metadata_uri: a metadata store to use instead of the embedded store.
-        base_port: the first port; each bookie takes two. None means free ports, which the cluster
-            keeps.
+        base_port: the first port; each bookie uses two ports. If it is None, bookies keep the ports
+            of the last run, and new bookies get free ports.
         secure: True makes all bookies use TLS, with certificates of a CA in the directory.
         settings: more settings for each bookie, by section and key.
-        environment: variables that each bookie's process gets besides those of this process.
+        environment: more variables for the first process of each bookie; a process of a restart
+            does not get them.
 
     Raises:
         DirectoryLockedError: another supervisor uses the directory.
-        ConfigurationError: the arguments do not fit the cluster in the directory, or other
-            processes cannot reach the metadata store. Or the metadata was deleted while bookies
-            hold data.
+        ConfigurationError: the arguments contradict the cluster in the directory, or other
+            processes cannot reach the metadata store. Also raised if the metadata was deleted, but
+            bookies hold data.
         CookieError: the directories of a bookie were deleted; the message names a command to type.
-        ShuttingDownError: a bookie did not start; the message has its last line.
+        ShuttingDownError: a bookie did not start; the message has the last line of its log.
         OperationTimeoutError: a bookie was not ready in time.
     """
     if metadata_uri is not None:
@@ -110,8 +111,8 @@ async def start_all(
     """Start all stopped bookies concurrently, and wait until they are ready.
 
     Raises:
-        ShuttingDownError: a bookie did not start; the others may run.
-        OperationTimeoutError: a bookie was not ready in time; the others may run.
+        ShuttingDownError: a bookie did not start; other bookies may be running.
+        OperationTimeoutError: a bookie was not ready in time; other bookies may be running.
     """
     failures: list[BaseException] = []
     try:
@@ -137,10 +138,10 @@ async def stop_all(processes: Sequence[BookieProcess]) -> None:
 async def watch_processes(
     cluster: LocalCluster, report: Callable[[str], None], *, restart: bool
 ) -> None:
-    """Report each bookie that ends without a request; start it again if `restart` is True.
+    """Report each bookie whose process ends unexpectedly; with `restart`, start the bookie again.
 
-    If a bookie ends during a restart, the restart is repeated. The function returns when all
-    bookies have ended and none will be restarted.
+    If a restart fails, it is repeated. The function returns when all processes have ended, and none
+    will be restarted.
     """
 
     async def start_again(process: BookieProcess) -> None:
@@ -171,13 +172,14 @@ async def watch_processes(
 
 
 async def _initialize(directory: Path, layout: Layout) -> list[str]:
-    """Create the cluster in the metadata store if it is new; check that no bookie lost its data.
+    """Create the cluster's metadata if it is missing; check that no bookie lost its data.
 
     Returns:
         the bookies that have left the cluster.
 
     Raises:
-        ConfigurationError, CookieError: the metadata or a bookie was deleted.
+        ConfigurationError: the metadata was deleted, but bookies have data.
+        CookieError: a bookie lost its data.
     """
     from bookie.cluster.instance import initialize_cluster
     from bookie.config import load_settings
@@ -201,7 +203,7 @@ async def _initialize(directory: Path, layout: Layout) -> list[str]:
 
 
 async def _give_roles(store: MetadataStore, layout: Layout) -> None:
-    """Grant each bookie the role REPAIRER, and the client ADMIN if there are no grants yet."""
+    """Grant REPAIRER to each bookie; if there are no grants yet, grant ADMIN to the client."""
     from bookie.cluster.role_grants import RoleGrants
     from bookie.security.grants import Grant
     from bookie.security.rights import Role
