@@ -175,13 +175,14 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         if len(found) == count:
-            return found
+            break
         with socket.socket() as candidate, contextlib.suppress(OSError):
             candidate.bind(("127.0.0.1", port))
             found.append(port)
-    raise ConfigurationError(
-        f"no {count} of the ports {_PORTS.start} to {_PORTS.stop - 1} are free: give a base port"
-    )
+    if len(found) < count:
+        ports = f"{_PORTS.start} to {_PORTS.stop - 1}"
+        raise ConfigurationError(f"no {count} of the ports {ports} are free: give a base port")
+    return found
 
 
 @contextlib.contextmanager
