@@ -20,8 +20,8 @@ READY        any missing or different    refuse
 
 To stamp a new bookie, the metadata cookie is first written as NEW with a fresh unique id. Then a
 durable cookie is written into each directory, and the empty index is created. Finally, a
-compare-and-set changes the metadata cookie to READY. After a crash between two steps of stamping, a
-row of the table decides about the next start.
+compare-and-set changes the metadata cookie to READY. If the bookie crashes during stamping, its
+next start finds its decision in the table above, like any other start.
 
 A bookie with lost data may be replaced only if each entry has a copy on another bookie
 (`BookieLosses`). Only copies on currently registered bookies count. To replace the bookie, a

@@ -38,9 +38,10 @@ class ReadOnlySwitch:
     async def set(self, *, read_only: bool, persist: bool = False) -> None:
         """Refuse new entries, or accept them again.
 
-        With `persist`, the refusal is durable when this returns. A refusal without `persist` does
-        not change a stored switch. A switch to writable is durable even without `persist`. After an
-        error the running bookie is unchanged, and the next start may see either state.
+        With `persist`, the switch to read-only is durable when this method returns. A switch to
+        read-only without `persist` does not change a stored switch. A switch to writable is durable
+        even without `persist`. After an error the running bookie is unchanged, and the next start
+        may see either state.
 
         Raises:
             DiskFullError, StorageFailedError: the switch could not be stored or removed.

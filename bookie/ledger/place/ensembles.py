@@ -30,7 +30,10 @@ _REREAD_SECONDS_MAX = 1.0
 
 
 class Quarantine:
-    """Bookies that recently failed one of this client's ledgers and have not registered since."""
+    """Bookies that recently failed for one of this client's ledgers.
+
+    A bookie leaves the quarantine after a random time, or when it registers again.
+    """
 
     def __init__(self, directory: BookieDirectory) -> None:
         self._directory = directory

@@ -119,7 +119,10 @@ class LocalLedger:
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:
-        """True if entries with ids in `batch` may be stored here, so the bytes must be compared."""
+        """True if this ledger perhaps already has entries with ids in `batch`.
+
+        Unless a recovery adds the batch, its bytes must then be compared with the stored bytes.
+        """
         return batch.first_entry_id <= self.last_entry_id
 
     def adopt_key(self, key: bytes) -> None:

@@ -406,7 +406,9 @@ class Scrubber:
         return ids[is_inside & found.present]
 
     async def entries_in_damage(self) -> AsyncIterator[tuple[int, Ids]]:
-        """Yield the ids of the stored entries that lie in damaged places, by ledger and page.
+        """Yield the ids of the stored entries that lie in damaged places.
+
+        Each item is a ledger id, and the ids from one index page of that ledger.
 
         Raises:
             CorruptionError: not all such entries can be found, because the index is damaged, or

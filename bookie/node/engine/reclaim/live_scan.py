@@ -150,9 +150,9 @@ class _Ahead:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Fetch `size` bytes at `offset`, at most to the end of the file, in steps.
+        """Fetch at least `size` bytes at `offset`, or fewer if the file ends before that.
 
-        After each step, yield the number of bytes read.
+        Each read takes at most `STEP_BYTES`. After each read, yield the number of bytes read.
         """
         end = self._at + len(self._data)
         if self._at <= offset and offset + size <= end:
