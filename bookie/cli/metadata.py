@@ -438,8 +438,8 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
     async def repeat(key: str, due: float) -> None:
         """Read or write the key repeatedly, so that `reads_percent` of the operations are reads.
 
-        Each operation adds this percentage to `due`. At 100 the operation is a read, and `due` is
-        reduced by 100.
+        Each operation first adds `reads_percent` to `due`. If `due` is then 100 or more, the
+        operation is a read, and `due` is reduced by 100.
         """
         while (now := clock()) < began + mix.seconds:
             due += mix.reads_percent

@@ -11,8 +11,9 @@ listings a peer may exceed the bounds of this module, but never the limit of gRP
 not end connections of slow or silent peers, because gRPC ends them by the timeouts of ``[rpc]``.
 
 This module also limits the bytes of each connection that wait in the kernel (`UNSENT_BYTES`). On a
-slow link, megabytes of answers could wait there in front of a ping of gRPC. The answer to this ping
-would come too late, and gRPC would end the connection of a client that reads all the time.
+slow link, a ping of gRPC could otherwise wait in the kernel behind megabytes of answers. The answer
+to this ping would come too late, and gRPC would end the connection of a client that reads all the
+time.
 
 A listing takes about 3 µs for each open descriptor. A listing lets other tasks run after every
 `SLICE` descriptors.

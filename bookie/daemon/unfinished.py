@@ -168,7 +168,7 @@ async def bound_unfinished(
 ) -> None:
     """Bound the unfinished bytes by ending connections, until cancelled.
 
-    If this system cannot list sockets, the function returns.
+    The function returns at once, without any effect, if this system cannot list sockets.
 
     Args:
         sockets: the connections.

@@ -121,10 +121,11 @@ class LogPublisher:
         Raises:
             NoSuchLogError: there is no such log.
             LogFullError: a partition has reached the quota of the log's policy.
-            BadRequestError: the log is not transactional. Or a range is reversed, or was published
-                before and a head still names it. Or the range's ledger was deleted, or was not
-                written by this application for this partition. Or the batch is too large for one
-                transaction; the limits are in the table above.
+            BadRequestError: the log is not transactional, a range is invalid, or the batch is too
+                large for one transaction. The limits are in the table above. A range is invalid if
+                it is reversed, or if it was published before and a head still names it. A range is
+                also invalid if its ledger was deleted, or was not written by this application for
+                this partition.
             MetadataError: the metadata store failed.
         """
         self._client.require_here()

@@ -1,9 +1,10 @@
 """The place at which a reader starts: a caller gives the place, and a search finds its offset.
 
-Each record contains the greatest timestamp of all records up to itself. Each closed range contains
-the greatest timestamp up to its end. These greatest timestamps never decrease along the log. So a
-binary search over chunks, ranges and entries finds the first record whose greatest timestamp is t
-or later. This is also the first record whose own timestamp is t or later.
+Each record contains the greatest timestamp of all records up to itself. The metadata of each closed
+range contains the greatest timestamp of all records up to the range's end. These greatest
+timestamps never decrease along the log. So a binary search over chunks, ranges and entries finds
+the first record whose greatest timestamp is t or later. This is also the first record whose own
+timestamp is t or later.
 
 In two cases, the search may find an earlier entry than this record, but never a later one. First,
 the entry may be a control record, which has a timestamp, too. Second, in a transactional log, the

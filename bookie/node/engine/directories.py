@@ -199,8 +199,9 @@ class Directories:
 def _refuse_one_place(journal: str, ledgers: str) -> None:
     """Refuse two paths to one directory (also through a link), or to nested directories.
 
-    Without this check, the start would fail later: at the second lock of one directory, or because
-    a new directory is not empty. The later error would give the operator a wrong reason.
+    The start would fail in a later step without this check. One directory would be locked twice, or
+    a new directory would not be empty, because it contains the other one. The later error would
+    give the operator a wrong reason.
 
     Raises:
         ConfigurationError: the paths name one directory, or one directory contains the other.

@@ -5,8 +5,9 @@ pings too often (``GOAWAY too_many_pings``). So the shortest ping interval that 
 stay below the ping interval of every client.
 
 The metadata of each call contains the instance id, which the bookie compares in constant time. The
-instance id is not a secret, but the comparison costs almost nothing. All ports and channels are
-opened in this module, with or without the credentials that `credentials` makes.
+instance id is not a secret, so an ordinary comparison would also be safe. But a comparison in
+constant time costs almost nothing extra. All ports and channels are opened in this module, with or
+without the credentials that `credentials` makes.
 """
 
 from __future__ import annotations
