@@ -35,8 +35,9 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
     """Put each ledger that names, or may name, this bookie in limbo; return their number.
 
     Limbo is durable when this returns. The engine also durably records that all these ledgers are
-    in limbo. So a later start lists the ledgers again only after new damage. If no ledger names
-    this bookie, the bookie is no longer in doubt.
+    in limbo. Because of this record, a later start of the bookie skips this function, unless the
+    bookie may have lost data again. If no ledger names this bookie, the bookie is no longer in
+    doubt.
 
     Raises:
         MetadataError: the listing failed, so the bookie must not serve.

@@ -122,7 +122,10 @@ def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
 
 
 def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.int64]:
-    """Return each row's partition: its column's value, else chosen by its key, else `turn`.
+    """Return each row's partition.
+
+    The number in the column ``partition`` is the row's partition. If this number is null or absent,
+    the key determines the partition. A row that also has no key goes to the partition `turn`.
 
     Raises:
         BadRequestError: the column ``partition`` has a number that the log does not have.

@@ -1,8 +1,9 @@
 """The JSON form of a stream's offsets: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
 The example is for the log ``orders``: for each partition, the offset of the next record to read,
-and the log's id. A later log with the same name has another id. Spark compares the texts, so equal
-offsets must give equal texts: logs are sorted by name, partitions by number, and the id is last.
+and the log's id. A later log with the same name has another id. Spark compares offsets by their
+JSON texts, so equal offsets must give equal texts. For this reason, logs are sorted by name, and
+partitions by number. The id of a log comes after the log's partitions.
 """
 
 from __future__ import annotations

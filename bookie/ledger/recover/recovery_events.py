@@ -143,8 +143,9 @@ class PublishNewcomers:
     The write must fail if a newcomer has another incarnation than when it was chosen. The check of
     incarnations and the write must be one step of the store. A bookie that may have lost data
     renews its incarnation, and then puts every ledger that names it in limbo. The metadata names a
-    newcomer only after this write. So a separate check before the write could miss a loss, and a
-    check after the write could not undo the write.
+    newcomer only after this write. So a separate check before the write would miss a newcomer that
+    loses its data between the check and the write. A check after the write would find the loss too
+    late, because the write cannot be undone.
 
     The answer is `NewcomersLost`, or one of the answers to `WriteMetadata`.
     """

@@ -150,7 +150,7 @@ async def plan_compaction(
         BadRequestError: the limits are not valid.
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed.
-        FormatError: a chain cannot be read.
+        FormatError: metadata of the log is damaged or of a newer version, or a chunk is missing.
     """
     limits.validate()
     definition = await client.definition(name)

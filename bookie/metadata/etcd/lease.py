@@ -93,7 +93,10 @@ class EtcdLease:
             return  # the lease ended by itself
 
     async def take_receipt(self) -> Receipt:
-        """Wait for a free receipt and return it for one write; `give_back` must take it back."""
+        """Return a receipt for one write; wait while `WRITES_MAX` writes are under way.
+
+        After the write, even a failed one, the caller must pass the receipt to `give_back`.
+        """
         await self._writes.acquire()
         if self._free:
             return self._free.pop()
@@ -144,7 +147,7 @@ class Receipt:
 
 
 def mark(receipt: Receipt) -> Part:
-    """Return the operation with which a write replaces its receipt."""
+    """Return the put that replaces `receipt`; a write's Txn contains it as a proof of the write."""
     receipt.uses += 1
     return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
 

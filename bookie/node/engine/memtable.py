@@ -280,7 +280,10 @@ class LedgerRuns:
         return distinct(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
     def table(self) -> LocationTable:
-        """Return all locations as one table; every run must be written."""
+        """Return all locations as one table.
+
+        Before this call, the caller must have called `written` for every run.
+        """
         assert self._written == len(self._runs), "a table is made of written runs only"
         newest = table_of_runs(self._runs)
         return merge_tables([*self._tables, newest]) if self._tables else newest
