@@ -37,7 +37,7 @@ def doctor(
     certificate, the token keys, the versions of etcd servers, and the addresses that serve without
     TLS. Exit status 1 means that a bookie must not run here.
     """
-    from bookie.daemon.preflight import Severity, check_machine
+    from bookie.daemon.machine_check import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)
     checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from bookie.config import SecuritySettings, Settings
+from bookie.daemon.machine_check import Fact, Severity
 from bookie.daemon.own_security import registered_host
-from bookie.daemon.preflight import Fact, Severity
 from bookie.errors import BookieError
 from bookie.metadata.etcd.server_version import CHECKS_RIGHTS_FROM, ask_version, checks_rights
 from bookie.metadata.security import MetadataSecurity, security_of

@@ -16,8 +16,8 @@ from bookie.metadata.store import MetadataStore
 from bookie.node.own_copies import OwnCopies
 from bookie.repair.auditor import Auditor
 from bookie.repair.own_damage import OwnDamage
-from bookie.repair.reclaimer import Reclaimer
 from bookie.repair.replicator import Replicator
+from bookie.repair.unnamed_copies import Reclaimer
 from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics, event_log
 

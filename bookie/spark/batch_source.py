@@ -18,7 +18,7 @@ from bookie.errors import NoSuchLogError
 from bookie.spark.columns import LedgerBatches, LogBatches, joined
 from bookie.spark.ledger_reading import find_ledgers, require_named
 from bookie.spark.loss import lose_deleted, lose_made_anew, telling_of_loss
-from bookie.spark.places import resolve
+from bookie.spark.read_bounds import resolve
 from bookie.spark.selection import Surveys, survey
 from bookie.spark.source_options import READ_SECONDS_MAX, LedgerSource, LogSource
 from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes

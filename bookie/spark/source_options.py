@@ -8,7 +8,7 @@ from bookie.errors import BadRequestError
 from bookie.spark.columns import SourceColumns, take_ledger_columns, take_log_columns
 from bookie.spark.connecting import SparkConnection, take_connection
 from bookie.spark.options import SparkOptions
-from bookie.spark.places import ReadPlace, refuse_end, take_end, take_start
+from bookie.spark.read_bounds import ReadPlace, refuse_end, take_end, take_start
 from bookie.spark.selection import LedgerSelection, LogSelection, take_selection
 from bookie.spark.stream_offsets import EARLIEST, LATEST
 

@@ -39,7 +39,7 @@ from bookie.errors import NoSuchLogError
 from bookie.spark.batch_source import LogSplit, plan, read_split
 from bookie.spark.loss import lose, lose_deleted, lose_made_anew
 from bookie.spark.patience import patiently, pause
-from bookie.spark.places import resolve
+from bookie.spark.read_bounds import resolve
 from bookie.spark.selection import LogSelection, Surveys, survey
 from bookie.spark.source_options import LogSource
 from bookie.spark.stream_offsets import (

@@ -39,8 +39,8 @@ from bookie.node.engine.reclaim.copy_removal import CopyRemoved
 from bookie.repair import comparison
 from bookie.repair.auditor import Auditor
 from bookie.repair.rebalance import Rebalance
-from bookie.repair.reclaimer import Reclaimer
 from bookie.repair.replicator import Replicator
+from bookie.repair.unnamed_copies import Reclaimer
 from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.wire.codec import parse_add_request

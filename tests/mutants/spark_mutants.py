@@ -123,7 +123,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         "an offset behind the end is taken",
-        "bookie/spark/places.py",
+        "bookie/spark/read_bounds.py",
         "        if wanted > end:\n",
         "        if False:\n",
         (f"{READER}a_start_behind_the_end_is_refused",),
@@ -131,7 +131,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         "latest is where the log begins",
-        "bookie/spark/places.py",
+        "bookie/spark/read_bounds.py",
         "{EARLIEST: earliest, LATEST: end}.get(wanted, wanted)",
         "{EARLIEST: 0, LATEST: end}.get(wanted, wanted)",
         (f"{READER}a_query_starts_where_its_options_say",),

@@ -67,7 +67,7 @@ CLOCKS = {"time", "datetime"}
 CLOCK_HOMES = {
     "env/": "the seam",
     "metadata/local/": "leases are compared between processes, by the clocks of their machine",
-    "daemon/preflight.py": "measures the clock and the disk of this machine themselves",
+    "daemon/machine_check.py": "measures the clock and the disk of this machine themselves",
     "cli/output.py": "formats the moments that records tell of",
     "security/authority.py": "a certificate says from when until when it is valid",
     "telemetry/events.py": "formats the moment that a log record brings along",

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
-from bookie.spark.places import take_end, take_start
+from bookie.spark.read_bounds import take_end, take_start
 from bookie.spark.selection import LedgerSelection, LogSelection, parse_ledgers, take_selection
 from bookie.spark.stream_offsets import EARLIEST, LATEST, StreamOffset
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bookie.config import Settings
-from bookie.daemon.preflight import Fact, Severity
+from bookie.daemon.machine_check import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
 from bookie.metadata.etcd.server_version import checks_rights

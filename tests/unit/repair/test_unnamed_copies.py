@@ -28,7 +28,7 @@ from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.model import Put
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie
-from bookie.repair.reclaimer import REST, REST_SECONDS_MAX, Reclaimer
+from bookie.repair.unnamed_copies import REST, REST_SECONDS_MAX, Reclaimer
 from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -251,7 +251,7 @@ async def test_a_damaged_copy_is_read_once_in_a_grace(
 
     place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
     with monkeypatch.context() as patch:
-        patch.setattr("bookie.repair.reclaimer.find_unreadable", find)
+        patch.setattr("bookie.repair.unnamed_copies.find_unreadable", find)
         assert await place.keeps()
         for expected in (0, 1):
             await place.pass_seconds(GRACE - 1)
@@ -426,7 +426,7 @@ async def test_a_lock_that_was_lost_removes_nothing(
         return await find_lack(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bookie.repair.reclaimer.find_lack", lose_the_lock)
+        patch.setattr("bookie.repair.unnamed_copies.find_lack", lose_the_lock)
         assert await place.keeps()
     assert await place.round() == 1
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bookie.cli import app
-from bookie.daemon import preflight
+from bookie.daemon import machine_check
 from bookie.daemon.descriptors import DESCRIPTORS_MIN
-from bookie.daemon.preflight import Severity
+from bookie.daemon.machine_check import Severity
 
 MOUNTS = b"""\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -25,7 +25,7 @@ MOUNTS = b"""\
 
 def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
     """As many latencies as asked for, and no file left behind."""
-    latencies = preflight.measure_syncs(tmp_path, 5)
+    latencies = machine_check.measure_syncs(tmp_path, 5)
     assert len(latencies) == 5
     assert all(0 <= latency < 60 for latency in latencies)
     assert list(tmp_path.iterdir()) == []
@@ -33,8 +33,8 @@ def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
 
 def test_slow_syncs_are_a_warning() -> None:
     """The 99th percentile decides."""
-    assert preflight.evaluate_syncs("journal", [0.0002] * 100).verdict is Severity.OK
-    slow = preflight.evaluate_syncs("journal", [0.0002] * 98 + [0.5] * 2)
+    assert machine_check.evaluate_syncs("journal", [0.0002] * 100).verdict is Severity.OK
+    slow = machine_check.evaluate_syncs("journal", [0.0002] * 98 + [0.5] * 2)
     assert slow.verdict is Severity.WARN
     assert slow.numbers["p50_seconds"] == 0.0002
     assert slow.numbers["p99_seconds"] == 0.5
@@ -46,7 +46,7 @@ def test_slow_syncs_are_a_warning() -> None:
 )
 def test_file_system_is_that_of_the_deepest_last_mount(path: str, kind: str) -> None:
     """The longest mount point wins, the later one among equals; octal escapes are understood."""
-    assert preflight.file_system_of(Path(path), MOUNTS)[0] == kind
+    assert machine_check.file_system_of(Path(path), MOUNTS)[0] == kind
 
 
 @pytest.mark.parametrize("name", ["ümlaut", "\udcff\udcfe", "a\x85b", "back\\slash", "tab\there"])
@@ -56,8 +56,8 @@ def test_mount_points_may_have_any_name(name: str) -> None:
     for character in b"\\\t":
         written = written.replace(bytes([character]), b"\\%03o" % character)
     mounts = MOUNTS + b"40 1 8:9 / /mnt/%s rw - xfs /dev/x rw\n\n" % written
-    assert preflight.file_system_of(Path("/mnt", name, "x"), mounts) == ("xfs", f"/mnt/{name}")
-    assert preflight.file_system_of(Path("/etc"), mounts)[0] == "ext4"
+    assert machine_check.file_system_of(Path("/mnt", name, "x"), mounts) == ("xfs", f"/mnt/{name}")
+    assert machine_check.file_system_of(Path("/etc"), mounts)[0] == "ext4"
 
 
 def test_doctor_of_a_directory_with_any_name(tmp_path: Path) -> None:
@@ -78,18 +78,18 @@ def test_doctor_of_a_directory_with_any_name(tmp_path: Path) -> None:
 
 def test_real_mounts_are_readable(tmp_path: Path) -> None:
     """This machine's table of mounts names a type for any path."""
-    assert preflight.file_system_of(tmp_path)[0] != "unknown"
+    assert machine_check.file_system_of(tmp_path)[0] != "unknown"
 
 
 def test_nearest_existing_parent(tmp_path: Path) -> None:
     """A directory that does not exist yet is measured where it would be made."""
-    assert preflight.nearest_existing(tmp_path / "a" / "b") == tmp_path
+    assert machine_check.nearest_existing(tmp_path / "a" / "b") == tmp_path
 
 
 def test_same_device_is_a_warning(tmp_path: Path) -> None:
     """Journal and ledgers on one device compete."""
-    assert preflight.check_devices(tmp_path, tmp_path).verdict is Severity.WARN
-    assert preflight.check_devices(tmp_path, Path("/proc")).verdict is Severity.OK
+    assert machine_check.check_devices(tmp_path, tmp_path).verdict is Severity.WARN
+    assert machine_check.check_devices(tmp_path, Path("/proc")).verdict is Severity.OK
 
 
 @pytest.mark.parametrize(
@@ -104,32 +104,32 @@ def test_same_device_is_a_warning(tmp_path: Path) -> None:
 )
 def test_open_files(limit: int, verdict: Severity) -> None:
     """A small limit is a warning, one that cannot work a failure; -1 is unlimited."""
-    assert preflight.check_files_limit(limit).verdict is verdict
+    assert machine_check.check_files_limit(limit).verdict is verdict
 
 
 def test_interpreter() -> None:
     """Too old, or with the assertions stripped, is a failure."""
-    assert preflight.check_python((3, 11, 0), optimized=False).verdict is Severity.OK
-    assert preflight.check_python((3, 10, 9), optimized=False).verdict is Severity.FAIL
-    assert preflight.check_python((3, 12, 1), optimized=True).verdict is Severity.FAIL
+    assert machine_check.check_python((3, 11, 0), optimized=False).verdict is Severity.OK
+    assert machine_check.check_python((3, 10, 9), optimized=False).verdict is Severity.FAIL
+    assert machine_check.check_python((3, 12, 1), optimized=True).verdict is Severity.FAIL
 
 
 def test_missing_library_is_a_failure() -> None:
     """A library that is not installed is named, with the command that installs it."""
-    check = preflight.check_libraries(["pytest", "no-such-library"])
+    check = machine_check.check_libraries(["pytest", "no-such-library"])
     assert check.verdict is Severity.FAIL
     assert check.advice == "pip install no-such-library"
 
 
 def test_clocks() -> None:
     """Both clocks can be judged on any Linux."""
-    assert preflight.check_monotonic_clock().verdict is Severity.OK
-    assert preflight.check_clock_synchronised().verdict in {Severity.OK, Severity.WARN}
+    assert machine_check.check_monotonic_clock().verdict is Severity.OK
+    assert machine_check.check_clock_synchronised().verdict in {Severity.OK, Severity.WARN}
 
 
 def test_unwritable_directory_is_a_failure() -> None:
     """A directory that refuses files fails the machine (also for root, as in /proc)."""
-    checks = preflight.check_directory("journal", Path("/proc"), syncs=10)
+    checks = machine_check.check_directory("journal", Path("/proc"), syncs=10)
     assert checks[-1].verdict is Severity.FAIL
     assert len(checks[-1].found) > 0
 
