@@ -11,7 +11,7 @@ from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, format_bytes, print_record, print_records
 from bookie.cli.rebalance import rebalance
 from bookie.cli.repair import decommission
-from bookie.cli.stores import on_store
+from bookie.cli.stores import on_instance, on_store
 
 if TYPE_CHECKING:
     from bookie.cluster.registration_record import Registration
@@ -216,16 +216,14 @@ def _address(registration: Registration | None) -> tuple[str | None, str | None]
 @settings_app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the cluster's settings; `dynamic` marks settings that need no restart of a bookie."""
-    records = on_store(metadata, _list)
+    records = on_instance(metadata, _list)
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 
 
 async def _list(store: MetadataStore) -> list[Record]:
     from bookie.cluster.cluster_settings import ClusterSettings
-    from bookie.cluster.instance import read_instance_id
     from bookie.config import find_setting
 
-    await read_instance_id(store)
     settings = await ClusterSettings(store).read()
     records: list[Record] = []
     for name, value in sorted(settings.items()):
@@ -256,15 +254,9 @@ def set_(
     dynamic.
     """
     from bookie.cluster.cluster_settings import ClusterSettings
-    from bookie.cluster.instance import read_instance_id
 
     values = parse_overrides(words)
-
-    async def set_all(store: MetadataStore) -> None:
-        await read_instance_id(store)
-        await ClusterSettings(store).set(values)
-
-    on_store(metadata, set_all)
+    on_instance(metadata, lambda store: ClusterSettings(store).set(values))
 
 
 @settings_app.command("unset")

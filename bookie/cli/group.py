@@ -9,7 +9,7 @@ import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat, PasswordFile, read_password
 from bookie.cli.output import Record, print_record, print_records
-from bookie.cli.stores import on_cluster, on_store
+from bookie.cli.stores import on_cluster, on_instance
 
 if TYPE_CHECKING:
     from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile
@@ -22,14 +22,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List all groups that ever had a member."""
-    print_records(on_store(metadata, _list), output, empty="there are no groups")
+    print_records(on_instance(metadata, _list), output, empty="there are no groups")
 
 
 async def _list(store: MetadataStore) -> list[Record]:
-    from bookie.cluster.instance import read_instance_id
     from bookie.log.catalog.groups import ConsumerGroup, list_groups
 
-    await read_instance_id(store)
     records: list[Record] = []
     for name in await list_groups(store):
         group = ConsumerGroup(store, name)

@@ -37,7 +37,7 @@ from bookie.cli.options import (
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.repair import repair, set_quorum
-from bookie.cli.stores import on_cluster, on_store, open_metadata
+from bookie.cli.stores import on_cluster, on_store, open_client
 from bookie.errors import BadRequestError, BookieError, FormatError
 
 if TYPE_CHECKING:
@@ -461,17 +461,11 @@ def recover(
 
 def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
     """Return a sentence if bookies outside the last ensemble have later entries; else no text."""
-    from bookie.config import Sources
     from bookie.daemon.loop import run
-    from bookie.ledger.ledger_client import open_ledger_client
     from bookie.ledger.recover.unnamed_entries import find_unnamed_entries
 
     async def find() -> str:
-        sources = Sources.read(None, {})
-        async with (
-            open_metadata(uri) as store,
-            open_ledger_client(store, sources, sources.settings().rpc) as client,
-        ):
+        async with open_client(uri) as (client, _):
             found = (await client.ledgers.read_latest(ledger_id)).value
             if found.is_closed:
                 return ""

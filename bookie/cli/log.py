@@ -36,7 +36,7 @@ from bookie.cli.options import (
     read_password,
 )
 from bookie.cli.output import Record, print_record, print_records
-from bookie.cli.stores import on_cluster, on_store
+from bookie.cli.stores import on_cluster, on_instance, on_store
 from bookie.errors import FormatError
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def list_(
     from bookie.cli.log_show import list_all
 
     damaged: list[str] = []
-    records = on_store(metadata, lambda store: list_all(store, namespace, damaged.append))
+    records = on_instance(metadata, lambda store: list_all(store, namespace, damaged.append))
     print_records(records, output, empty="there are no logs")
     if damaged:
         raise FormatError(f"not listed, because their metadata is damaged: {', '.join(damaged)}")

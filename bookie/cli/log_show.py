@@ -28,12 +28,10 @@ async def list_all(
 
     `on_damaged` is called with the name of each log whose metadata is damaged.
     """
-    from bookie.cluster.instance import read_instance_id
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
     from bookie.log.catalog.logs import LogManager
 
-    await read_instance_id(store)  # a mistyped address must not look like a cluster without logs
     logs = LogManager(store)
     records: list[Record] = []
     async for name in logs.list_logs(namespace):

@@ -9,7 +9,7 @@ import typer
 
 from bookie.cli.options import Metadata, Output, OutputFormat
 from bookie.cli.output import Record, print_records
-from bookie.cli.stores import open_metadata
+from bookie.cli.stores import open_client, worker_name
 from bookie.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ def rebalance(
 async def _rebalance(
     uri: str, bytes_per_second_max: int | None, *, dry_run: bool
 ) -> RebalanceReport:
-    import os
-    import socket
-
-    from bookie.config import RepairSettings, Sources
-    from bookie.ledger.ledger_client import open_ledger_client
+    from bookie.config import RepairSettings
     from bookie.repair.rebalance import Rebalance
 
     def tell(outcome: RepairOutcome) -> None:
@@ -80,10 +76,5 @@ async def _rebalance(
     rate = bytes_per_second_max
     if rate is None:
         rate = RepairSettings().bytes_per_second_max
-    sources = Sources.read(None, {})
-    async with (
-        open_metadata(uri) as store,
-        open_ledger_client(store, sources, sources.settings().rpc) as client,
-    ):
-        worker = f"{socket.gethostname()}:{os.getpid()}"
-        return await Rebalance(client, store, worker, rate, tell).run(dry_run=dry_run)
+    async with open_client(uri) as (client, store):
+        return await Rebalance(client, store, worker_name(), rate, tell).run(dry_run=dry_run)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,16 +24,15 @@ from bookie.cli.options import (
     confirm,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
-from bookie.cli.stores import on_store, open_metadata
+from bookie.cli.stores import on_instance, on_store, open_client, worker_name
 from bookie.errors import BadRequestError, BadVersionError, FormatError, NoSuchKeyError
 
 if TYPE_CHECKING:
-    from bookie.config import RepairSettings, Sources
+    from bookie.config import Sources
     from bookie.ledger.catalog.dependents import Dependents
     from bookie.ledger.copies.marks import UnderreplicationManager
     from bookie.ledger.copies.quorum_change import QuorumChanged
     from bookie.ledger.copies.replica_repair import RepairOutcome
-    from bookie.ledger.ledger_client import LedgerClient
     from bookie.metadata.store import MetadataStore
 
 WAIT_SECONDS = 1.0
@@ -50,16 +48,14 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 @app.command("status")
 def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show lost and leaving bookies, the number of ledgers that lack copies, and the last audit."""
-    print_record(on_store(metadata, _status), output)
+    print_record(on_instance(metadata, _status), output)
 
 
 async def _status(store: MetadataStore) -> Record:
     from bookie.cluster import keys
-    from bookie.cluster.instance import read_instance_id
     from bookie.ledger.copies.departures import Departures, RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 
-    await read_instance_id(store)  # a mistyped address must not look like a cluster without marks
     marks = UnderreplicationManager(store)
     marked = {mark.ledger_id: mark.marked_ms async for mark in marks.marked()}
     failures = [one async for one in RepairFailures(store).present(marked)]
@@ -88,18 +84,16 @@ def list_(
 
     At the end, the list has open ledgers without a writer whose recovery failed.
     """
-    records = on_store(metadata, lambda store: _list(store, limit + 1))
+    records = on_instance(metadata, lambda store: _list(store, limit + 1))
     print_records(records[:limit], output, empty="no ledger lacks copies")
     if len(records) > limit:
         print("there are more: add --limit", file=sys.stderr)
 
 
 async def _list(store: MetadataStore, limit: int) -> list[Record]:
-    from bookie.cluster.instance import read_instance_id
     from bookie.ledger.copies.departures import RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 
-    await read_instance_id(store)
     marks = UnderreplicationManager(store)
     failures = RepairFailures(store)
     records: list[Record] = []
@@ -155,17 +149,15 @@ def history(
     repair is shown within a few seconds of its end. If the repair of a ledger fails repeatedly, the
     worker keeps only the last failure. If records are damaged, the exit status is 1.
     """
-    records, damaged = on_store(metadata, _history)
+    records, damaged = on_instance(metadata, _history)
     print_records(records[:limit], output, empty="no repair has ended yet")
     if damaged:
         raise FormatError(f"not listed, because their records are damaged: {', '.join(damaged)}")
 
 
 async def _history(store: MetadataStore) -> tuple[list[Record], list[str]]:
-    from bookie.cluster.instance import read_instance_id
     from bookie.ledger.copies.repair_history import ended_repairs
 
-    await read_instance_id(store)
     found, damaged = await ended_repairs(store)
     records: list[Record] = [
         {
@@ -188,11 +180,7 @@ def disable(metadata: Metadata) -> None:
     """Pause repair in the whole cluster; repairs that have already begun continue to their end."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
-    async def work(store: MetadataStore) -> None:
-        await _require_cluster(store)
-        await UnderreplicationManager(store).disable()
-
-    on_store(metadata, work)
+    on_instance(metadata, lambda store: UnderreplicationManager(store).disable())
 
 
 @app.command("enable")
@@ -200,11 +188,7 @@ def enable(metadata: Metadata) -> None:
     """Resume repair after `disable`."""
     from bookie.ledger.copies.marks import UnderreplicationManager
 
-    async def work(store: MetadataStore) -> None:
-        await _require_cluster(store)
-        await UnderreplicationManager(store).enable()
-
-    on_store(metadata, work)
+    on_instance(metadata, lambda store: UnderreplicationManager(store).enable())
 
 
 @app.command("trigger")
@@ -213,13 +197,12 @@ def trigger(metadata: Metadata) -> None:
     from bookie.ledger.copies.marks import UnderreplicationManager
 
     async def work(store: MetadataStore) -> None:
-        await _require_cluster(store)
         marks = UnderreplicationManager(store)
         if not await marks.is_enabled():
             raise BadRequestError("repair is disabled in this cluster; enable it first")
         await marks.forget_check("replicas")
 
-    on_store(metadata, work)
+    on_instance(metadata, work)
 
 
 @app.command("serve")
@@ -243,12 +226,6 @@ def _start_repair(sources: Sources) -> Coroutine[object, object, None]:
     return run_repair_process(sources)
 
 
-async def _require_cluster(store: MetadataStore) -> None:
-    from bookie.cluster.instance import read_instance_id
-
-    await read_instance_id(store)
-
-
 def decommission(
     bookie: BookieArgument,
     metadata: Metadata,
@@ -269,7 +246,7 @@ def decommission(
     bookie that is already lost.
     """
     if cancel:
-        on_store(metadata, lambda store: _cancel(store, bookie))
+        on_instance(metadata, lambda store: _cancel(store, bookie))
         return
     if not on_store(metadata, lambda store: _is_leaving(store, bookie)):
         confirm(f"Move all copies away from bookie {bookie}, and forget it?", yes=yes)
@@ -386,7 +363,6 @@ async def _cancel(store: MetadataStore, bookie: str) -> None:
     from bookie.cluster import keys
     from bookie.ledger.copies.departures import Departures
 
-    await _require_cluster(store)
     if not await Departures(store, keys.LEAVING_BOOKIES).remove(bookie):
         raise NoSuchKeyError(f"bookie {bookie} is not on its way out of the cluster")
 
@@ -442,43 +418,26 @@ def set_quorum(
 
 
 async def _set_quorum(uri: str, ledger_id: int, write_quorum_size: int) -> QuorumChanged:
+    from bookie.config import RepairSettings
     from bookie.env.pace import Pace
     from bookie.ledger.copies.quorum_change import QuorumChange
 
-    async with _worker(uri) as (client, store, settings, worker):
-        pace = Pace(lambda: settings.bytes_per_second_max)
-        change = QuorumChange(client, store, worker, pace)
+    async with open_client(uri) as (client, store):
+        pace = Pace(lambda: RepairSettings().bytes_per_second_max)
+        change = QuorumChange(client, store, worker_name(), pace)
         return await change.run(ledger_id, write_quorum_size)
 
 
 async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
+    from bookie.config import RepairSettings
     from bookie.env import SystemClock
     from bookie.ledger.copies.marks import UnderreplicationManager
     from bookie.repair.replicator import Replicator
     from bookie.repair.worker import RepairWorker
     from bookie.telemetry import Metrics
 
-    clock = SystemClock()
-    async with _worker(uri) as (client, store, settings, name):
+    clock, name = SystemClock(), worker_name()
+    async with open_client(uri) as (client, store):
         marks = UnderreplicationManager(store, name, clock)
-        worker = RepairWorker(client, store, lambda: settings, Metrics(), clock, name, marks)
+        worker = RepairWorker(client, store, RepairSettings, Metrics(), clock, name, marks)
         return await Replicator(worker).repair_now(ledger_id)
-
-
-@asynccontextmanager
-async def _worker(
-    uri: str,
-) -> AsyncIterator[tuple[LedgerClient, MetadataStore, RepairSettings, str]]:
-    """Yield a client, its metadata store, the repair settings, and the worker name to use."""
-    import os
-    import socket
-
-    from bookie.config import RepairSettings, Sources
-    from bookie.ledger.ledger_client import open_ledger_client
-
-    sources = Sources.read(None, {})
-    async with (
-        open_metadata(uri) as store,
-        open_ledger_client(store, sources, sources.settings().rpc) as client,
-    ):
-        yield client, store, RepairSettings(), f"{socket.gethostname()}:{os.getpid()}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from bookie.api import BookKeeper
+    from bookie.ledger.ledger_client import LedgerClient
     from bookie.metadata.store import MetadataStore
 
 T = TypeVar("T")
@@ -50,6 +53,40 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
             return await work(store)
 
     return asyncio.run(run())
+
+
+def on_instance(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+    """Call `on_store`, but refuse a store without a cluster.
+
+    Otherwise a mistyped address would look like a cluster without records.
+    """
+
+    async def in_cluster(store: MetadataStore) -> T:
+        from bookie.cluster.instance import read_instance_id
+
+        await read_instance_id(store)
+        return await work(store)
+
+    return on_store(uri, in_cluster)
+
+
+@asynccontextmanager
+async def open_client(uri: str) -> AsyncIterator[tuple[LedgerClient, MetadataStore]]:
+    """Open a client of ledgers with its store; its settings come from the environment."""
+    from bookie.config import Sources
+    from bookie.ledger.ledger_client import open_ledger_client
+
+    sources = Sources.read(None, {})
+    async with (
+        open_metadata(uri) as store,
+        open_ledger_client(store, sources, sources.settings().rpc) as client,
+    ):
+        yield client, store
+
+
+def worker_name() -> str:
+    """Return the name of this process in the locks of ledgers that it copies."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
