@@ -1,6 +1,7 @@
-"""Shows forwarded verbs as the methods that they are; an extension of griffe.
+"""Shows forwarded verbs as the methods that they are, and properties with their docstrings.
 
-The site is made from the text of the code. There such a verb is ``verb = forwarded(Handle.verb)``.
+An extension of griffe. The site is made from the text of the code. There such a verb is ``verb =
+forwarded(Handle.verb)``, and a property is ``name: Shown[int] = shown(Handle.name)``.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ class ForwardedVerbs(griffe.Extension):
     def _put(
         self, cls: griffe.Class, name: str, member: griffe.Attribute, made: griffe.ExprCall
     ) -> None:
-        if str(made.function) not in MAKERS:
+        if str(made.function) not in (*MAKERS, "shown"):
             return
         verb, *kind = made.arguments
-        original = cls.modules_collection[verb.canonical_path]
         method = getattr(getattr(import_module(cls.module.path), cls.name), name)
+        if str(made.function) == "shown":
+            member.docstring = griffe.Docstring(inspect.getdoc(method) or "", lineno=member.lineno)
+            if isinstance(member.annotation, griffe.ExprSubscript):
+                member.annotation = member.annotation.slice
+            member.value, member.labels = None, {"property"}
+            return
+        original = cls.modules_collection[verb.canonical_path]
         shown = griffe.Function(
             name,
             parameters=original.parameters,

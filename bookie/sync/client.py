@@ -25,7 +25,7 @@ from bookie.log.record.log_record import LogRecord
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS
 from bookie.metadata.versioned import Versioned
 from bookie.sync.consumers import SyncGroupMember, SyncLogConsumer
-from bookie.sync.forwarding import forwarded, opened
+from bookie.sync.forwarding import Shown, forwarded, opened, shown
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle, SyncReader, SyncWriter
 from bookie.sync.iterator import SyncIterator
 from bookie.sync.log_handles import (
@@ -105,9 +105,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         """
         self._resident.close(timeout)
 
-    @property
-    def instance_id(self) -> str:
-        return self._handle.instance_id
+    instance_id: Shown[str] = shown(BookKeeper.instance_id)
 
     def bookies(self) -> Mapping[str, Registration]:
         """Return the bookies that are registered now, by id; read-only bookies are included."""

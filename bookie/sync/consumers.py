@@ -18,6 +18,7 @@ from bookie.log.catalog.logs import LogPartition
 from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.group import GroupMember, GroupRecord
 from bookie.log.record.log_record import LogPosition, LogRecord
+from bookie.sync.forwarding import Shown, shown
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import Closing, LoopThread, Resident, check_timeout
@@ -94,19 +95,9 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         super().__init__(home, handle, by_record=by_record, timeout=timeout)
         self._handle = handle
 
-    @property
-    def partition(self) -> LogPartition:
-        return self._handle.partition
-
-    @property
-    def token(self) -> int:
-        """The epoch of the cursor, a fencing token; every former consumer had a smaller token."""
-        return self._handle.token
-
-    @property
-    def committed(self) -> int:
-        """The offset that was committed last."""
-        return self._handle.committed
+    partition: Shown[LogPartition] = shown(LogConsumer.partition)
+    token: Shown[int] = shown(LogConsumer.token)
+    committed: Shown[int] = shown(LogConsumer.committed)
 
     @property
     def position(self) -> int:
@@ -157,20 +148,9 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     def name(self) -> str:
         return self._handle.name
 
-    @property
-    def assignment(self) -> frozenset[LogPartition]:
-        """The partitions that this member consumes now."""
-        return self._handle.assignment
-
-    @property
-    def generation(self) -> int:
-        """The generation of the group's newest assignment that this member has seen."""
-        return self._handle.generation
-
-    @property
-    def tokens(self) -> Mapping[LogPartition, int]:
-        """The epoch of the cursor in each partition that this member consumes."""
-        return self._handle.tokens
+    assignment: Shown[frozenset[LogPartition]] = shown(GroupMember.assignment)
+    generation: Shown[int] = shown(GroupMember.generation)
+    tokens: Shown[Mapping[LogPartition, int]] = shown(GroupMember.tokens)
 
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
         """Commit all records that were given out, or all records up to and including `up_to`.

@@ -1,4 +1,4 @@
-"""Creates synchronous methods from async methods, with the same arguments, errors and docstrings.
+"""Creates synchronous methods and properties from async ones, with the same errors and docstrings.
 
 Type checkers and `help` see the arguments of the async method. A method with an additional
 ``timeout`` must be written by hand, because a ParamSpec cannot add a keyword.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Never, ParamSpec, Protocol, TypeVar, cast
 
 from bookie.sync.loop_thread import LoopThread
 
@@ -19,9 +19,24 @@ P = ParamSpec("P")
 H = TypeVar("H")
 R = TypeVar("R")
 S = TypeVar("S")
+T_co = TypeVar("T_co", covariant=True)
 
 _AWAITING = re.compile(r"\n *Await it, or enter it(.+\n)+")
 """The paragraph of a docstring that is meant only for callers with an event loop."""
+
+
+class Shown(Protocol[T_co]):
+    """A property, as type checkers see it."""
+
+    def __get__(self, instance: object, owner: type, /) -> T_co: ...
+
+    def __set__(self, instance: object, value: Never, /) -> None: ...
+
+
+def shown(value: Callable[[H], R]) -> Shown[R]:
+    """Return a property with the value and the docstring of the property of ``self._handle``."""
+    of: Any = value  # type checkers see a property of a class as its getter
+    return cast("Shown[R]", property(lambda self: of.fget(self._handle), doc=of.__doc__))
 
 
 def forwarded(

@@ -12,6 +12,7 @@ from bookie.ledger.connection.arguments import Payload, checked_payloads
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.write.handle import WriterHandle
+from bookie.sync.forwarding import Shown, shown
 from bookie.sync.iterator import Pump, SyncIterator
 from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 
@@ -68,47 +69,14 @@ class SyncWriter(SyncHandle, Closing):
     def __repr__(self) -> str:
         return f"<SyncWriter {self._handle!r}>"
 
-    @property
-    def ledger_id(self) -> int:
-        return self._handle.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this writer last read it."""
-        return self._handle.metadata
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The highest id up to which all entries are durable; -1 if there is none."""
-        return self._handle.last_add_confirmed
-
-    @property
-    def last_entry_id(self) -> int:
-        """The id of the last appended entry, durable or not; -1 if there is none."""
-        return self._handle.last_entry_id
-
-    @property
-    def length(self) -> int:
-        """The total payload bytes of all entries up to and including the last add confirmed."""
-        return self._handle.length
-
-    @property
-    def is_closed(self) -> bool:
-        """True once this writer has closed the ledger."""
-        return self._handle.is_closed
-
-    @property
-    def is_under_replicated(self) -> bool:
-        """True if the writer skips a bookie of the ensemble, so that entries get fewer copies."""
-        return self._handle.is_under_replicated
-
-    @property
-    def failure(self) -> BookieError | None:
-        """The error for which the writer refuses appends; None while it accepts them.
-
-        `close` does not clear it.
-        """
-        return self._handle.failure
+    ledger_id: Shown[int] = shown(WriterHandle.ledger_id)
+    metadata: Shown[LedgerMetadata] = shown(WriterHandle.metadata)
+    last_add_confirmed: Shown[int] = shown(WriterHandle.last_add_confirmed)
+    last_entry_id: Shown[int] = shown(WriterHandle.last_entry_id)
+    length: Shown[int] = shown(WriterHandle.length)
+    is_closed: Shown[bool] = shown(WriterHandle.is_closed)
+    is_under_replicated: Shown[bool] = shown(WriterHandle.is_under_replicated)
+    failure: Shown[BookieError | None] = shown(WriterHandle.failure)
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
         """Append one entry and return its id; see `WriterHandle.append`.
@@ -142,29 +110,11 @@ class SyncReader(SyncHandle):
     def __repr__(self) -> str:
         return f"<SyncReader {self._handle!r}>"
 
-    @property
-    def ledger_id(self) -> int:
-        return self._handle.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this reader last read it."""
-        return self._handle.metadata
-
-    @property
-    def is_closed(self) -> bool:
-        """True once the ledger is closed."""
-        return self._handle.is_closed
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The id of the last entry that the reader knows to be confirmed; -1 if there is none."""
-        return self._handle.last_add_confirmed
-
-    @property
-    def last_entry_id(self) -> int:
-        """The id of the last entry that `read` may return now; -1 if there is none."""
-        return self._handle.last_entry_id
+    ledger_id: Shown[int] = shown(ReaderHandle.ledger_id)
+    metadata: Shown[LedgerMetadata] = shown(ReaderHandle.metadata)
+    is_closed: Shown[bool] = shown(ReaderHandle.is_closed)
+    last_add_confirmed: Shown[int] = shown(ReaderHandle.last_add_confirmed)
+    last_entry_id: Shown[int] = shown(ReaderHandle.last_entry_id)
 
     def refresh(self, *, timeout: float | None = None) -> int:
         """Ask for newer metadata and a newer LAC; see `ReaderHandle.refresh`."""

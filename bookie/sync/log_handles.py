@@ -21,7 +21,7 @@ from bookie.log.record.log_record import NO_HEADERS, LogPosition
 from bookie.log.record.positions import LogPositions
 from bookie.log.record.record_encoder import NewRecord, checked_records
 from bookie.log.write.writer import LogWriter
-from bookie.sync.forwarding import forwarded
+from bookie.sync.forwarding import Shown, forwarded, shown
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import Closing, LoopThread
 
@@ -40,19 +40,9 @@ class SyncLogWriter(SyncHandle):
     def __repr__(self) -> str:
         return f"<SyncLogWriter {self._handle!r}>"
 
-    @property
-    def name(self) -> str:
-        return self._handle.name
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        """The numbers of the partitions that this writer owns."""
-        return self._handle.partitions
-
-    @property
-    def error(self) -> BookieError | None:
-        """The error for which a partition refuses records; None while all accept them."""
-        return self._handle.error
+    name: Shown[str] = shown(LogWriter.name)
+    partitions: Shown[Sequence[int]] = shown(LogWriter.partitions)
+    error: Shown[BookieError | None] = shown(LogWriter.error)
 
     def next_offset(self, partition: int | None = None) -> int:
         """Return the offset of the next record that is appended to a partition."""

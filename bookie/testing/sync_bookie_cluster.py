@@ -10,7 +10,7 @@ from typing import Unpack
 import bookie.sync
 from bookie.api import ClientOptions
 from bookie.sync.client import SyncBookKeeper
-from bookie.sync.forwarding import forwarded
+from bookie.sync.forwarding import Shown, forwarded, shown
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread, Resident, this_process
 from bookie.testing.bookie_cluster import BookieCluster, cluster
@@ -28,10 +28,7 @@ class SyncBookieCluster(SyncHandle):
         """The metadata URI for clients of this process: ``memory://NAME``."""
         return self._handle.uri
 
-    @property
-    def bookie_ids(self) -> tuple[str, ...]:
-        """The ids of the bookies, as in metadata and errors."""
-        return self._handle.bookie_ids
+    bookie_ids: Shown[tuple[str, ...]] = shown(BookieCluster.bookie_ids)
 
     def is_running(self, number: int) -> bool:
         """True between the start of the bookie and its end, even while it is paused."""

@@ -75,6 +75,17 @@ def test_forwarded_verbs_show_their_arguments() -> None:
     assert inspect.signature(SyncCursors.commit) == inspect.signature(Cursors.commit)
 
 
+def test_shown_properties_are_read_only_and_have_a_docstring(bk: SyncBookKeeper) -> None:
+    for value in vars(SyncWriter).values():
+        if isinstance(value, property):
+            assert inspect.getdoc(value)
+    with bk.create_ledger() as writer:
+        assert_type(writer.last_entry_id, int)
+        assert writer.last_entry_id == -1
+        with pytest.raises(AttributeError):
+            writer.last_entry_id = 7  # type: ignore[assignment]
+
+
 def test_misspelt_words_of_forwarded_verbs_fail_in_a_type_checker(bk: SyncBookKeeper) -> None:
     """Each fault needs the comment that silences `make types`; a needless comment fails, too."""
     with pytest.raises(TypeError):
