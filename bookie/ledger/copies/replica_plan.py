@@ -8,7 +8,7 @@ ranges, and a fixed cost for each copy range. Items are packed into bins of abou
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -237,21 +237,9 @@ def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
     return joined
 
 
-def intersection(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
+def intersection(one: Collection[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
     """Return the ids that are in both `one` and `other`, as ranges; in time linear in both."""
-    mine, others = merged(one), merged(other)
-    common: list[EntryRange] = []
-    at = 0
-    for first, last in mine:
-        while at < len(others) and others[at][1] < first:
-            at += 1
-        seen = at
-        while seen < len(others) and others[seen][0] <= last:
-            begin, end = others[seen]
-            common.append((max(first, begin), min(last, end)))
-            seen += 1
-        at = max(at, seen - 1)  # the last one may reach into the next range
-    return common
+    return difference(one, difference(one, other))
 
 
 def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
