@@ -15,9 +15,7 @@ from bookie.api.maintenance import Maintenance
 from bookie.entry.digest import DigestType
 from bookie.env import Moment, moment_ms
 from bookie.env.checked import checked
-from bookie.errors import (
-    BadRequestError,
-)
+from bookie.errors import BadRequestError
 from bookie.ledger.ledger_client import LedgerShape
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum

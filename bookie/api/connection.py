@@ -10,10 +10,7 @@ from typing import Self
 from bookie.cluster.registration_record import Registration
 from bookie.config import RpcSettings, Sources
 from bookie.env.forks import grpc_use
-from bookie.errors import (
-    BadRequestError,
-    ClientClosedError,
-)
+from bookie.errors import BadRequestError, ClientClosedError
 from bookie.ledger.ledger_client import LedgerClient, open_ledger_client
 from bookie.log.log_client import LogClient
 from bookie.metadata.connect import open_store

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import (
-    AckQuorum,
-    Ensemble,
-    Metadata,
-    Output,
-    OutputFormat,
-    WriteQuorum,
-)
+from bookie.cli.options import AckQuorum, Ensemble, Metadata, Output, OutputFormat, WriteQuorum
 from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.progress import progress_bar
 from bookie.cli.stores import on_cluster

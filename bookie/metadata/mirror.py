@@ -15,13 +15,7 @@ from typing import Generic, Self, TypeVar
 
 from bookie.env import Backoff, jitter
 from bookie.env.backoff import AROUND
-from bookie.errors import (
-    BookieError,
-    FormatError,
-    MetadataClosedError,
-    MetadataError,
-    RequestError,
-)
+from bookie.errors import BookieError, FormatError, MetadataClosedError, MetadataError, RequestError
 from bookie.metadata.model import Change, Record, Resync, parent_of
 from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log

@@ -44,11 +44,7 @@ from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_coo
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment
 from bookie.errors import BadVersionError, CookieError, FormatError
-from bookie.ledger.catalog.bookie_losses import (
-    BookieLosses,
-    DataNotExpendableError,
-    ExaminedLoss,
-)
+from bookie.ledger.catalog.bookie_losses import BookieLosses, DataNotExpendableError, ExaminedLoss
 from bookie.metadata.versioned import Versioned
 from bookie.node.engine.directories import Directories
 from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states

@@ -16,12 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.env.forks import grpc_use
 from bookie.env.loop_errors import report_loop_error
-from bookie.errors import (
-    BadRequestError,
-    BookieError,
-    ClientClosedError,
-    OperationTimeoutError,
-)
+from bookie.errors import BadRequestError, BookieError, ClientClosedError, OperationTimeoutError
 
 T = TypeVar("T")
 

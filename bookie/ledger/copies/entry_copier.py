@@ -17,12 +17,7 @@ from collections.abc import Sequence
 from bookie.entry.batch import EntryBatch
 from bookie.env import gather
 from bookie.env.pace import Pace
-from bookie.errors import (
-    BookieError,
-    BookieUnreachableError,
-    ReadOnlyError,
-    error_for_status,
-)
+from bookie.errors import BookieError, BookieUnreachableError, ReadOnlyError, error_for_status
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
 from bookie.ledger.connection.calls import patiently
 from bookie.ledger.copies.replica_plan import quorum_of

@@ -33,11 +33,7 @@ from bookie.ledger.read.verification import (
 )
 from bookie.ledger.recover.driver import fence_answered, read_answered
 from bookie.ledger.recover.explanation import LedgerExplanation, Outcome, SlotFindings, tail_of
-from bookie.ledger.recover.recovery_events import (
-    RecoveryReadAnswered,
-    SendFence,
-    SendRecoveryRead,
-)
+from bookie.ledger.recover.recovery_events import RecoveryReadAnswered, SendFence, SendRecoveryRead
 from bookie.ledger.recover.recovery_forecast import (
     ForecastAnswer,
     Question,

@@ -52,12 +52,7 @@ from typing import assert_never
 from bookie.entry.batch import EntryBatch
 from bookie.entry.entry import parse_header
 from bookie.env.backoff import Backoff
-from bookie.errors import (
-    BookieError,
-    CorruptionError,
-    LedgerRecoveryError,
-    error_for_status,
-)
+from bookie.errors import BookieError, CorruptionError, LedgerRecoveryError, error_for_status
 from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
 from bookie.ledger.exchange import (
     ChooseNewcomers,

@@ -22,12 +22,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bookie.env.backoff import Backoff
-from bookie.errors import (
-    BookieError,
-    ForeignEnsembleError,
-    LedgerFencedError,
-    NoSuchLedgerError,
-)
+from bookie.errors import BookieError, ForeignEnsembleError, LedgerFencedError, NoSuchLedgerError
 from bookie.ledger.exchange import (
     MetadataConflict,
     MetadataFailed,

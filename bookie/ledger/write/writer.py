@@ -67,11 +67,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from bookie.errors import (
-    BookieError,
-    ClientClosedError,
-    error_for_status,
-)
+from bookie.errors import BookieError, ClientClosedError, error_for_status
 from bookie.ids import Status
 from bookie.ledger.exchange import (
     CancelTimer,

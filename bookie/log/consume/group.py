@@ -52,10 +52,7 @@ from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile, en
 from bookie.log.catalog.groups import ConsumerGroup
 from bookie.log.catalog.logs import LogName, LogPartition, checked_name
 from bookie.log.consume.commit import AutoCommit
-from bookie.log.consume.consumer import (
-    RecordFlow,
-    commit_by_time,
-)
+from bookie.log.consume.consumer import RecordFlow, commit_by_time
 from bookie.log.consume.cursors import CursorRecord, CursorStatus
 from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer

@@ -36,11 +36,7 @@ from bookie.log.head import chain
 from bookie.log.log_client import LogClient
 from bookie.log.publish.range_writer import PendingRange, publisher_tags, require_transactional
 from bookie.log.tidy.unnamed_ledgers import delete_unnamed, read_chunk, read_ledgers
-from bookie.metadata.model import (
-    TRANSACTION_OPERATIONS_MAX,
-    TRANSACTION_SIZE_BYTES_MAX,
-    Check,
-)
+from bookie.metadata.model import TRANSACTION_OPERATIONS_MAX, TRANSACTION_SIZE_BYTES_MAX, Check
 from bookie.metadata.versioned import Versioned
 
 PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2

@@ -34,14 +34,7 @@ from bookie.log.catalog.logs import LogName
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.export_target import claim_target
 from bookie.spark.jobs.marks import new_mark
-from bookie.spark.jobs.reasons import (
-    CORRUPT,
-    csv_misfit,
-    csv_texts,
-    ddl,
-    json_misfit,
-    json_parts,
-)
+from bookie.spark.jobs.reasons import CORRUPT, csv_misfit, csv_texts, ddl, json_misfit, json_parts
 from bookie.spark.lag import rows_read
 
 VALUE_FORMATS = ("bytes", "json", "csv")

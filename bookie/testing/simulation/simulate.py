@@ -17,11 +17,7 @@ from bookie.testing.simulation.loop import Mode, SimulatedLoop, simulated_loop
 from bookie.testing.simulation.machine import KIB
 from bookie.testing.simulation.seeded_world import seeded_world
 from bookie.testing.simulation.simulated_cluster import SimulatedCluster
-from bookie.testing.simulation.simulated_network import (
-    PROCESS,
-    SimulatedNetwork,
-    SimulatedProcess,
-)
+from bookie.testing.simulation.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
 
 T = TypeVar("T")
 

@@ -19,12 +19,7 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from bookie.errors import (
-    BadRequestError,
-    BookieError,
-    ShuttingDownError,
-    TooManyRequestsError,
-)
+from bookie.errors import BadRequestError, BookieError, ShuttingDownError, TooManyRequestsError
 from bookie.security.gatekeeper import Caller
 from bookie.security.rights import Right
 from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
