@@ -223,7 +223,7 @@ def token(
     from bookie.cluster.instance import read_instance_id
     from bookie.env import SystemClock
     from bookie.security import token_keys
-    from bookie.security.private_files import replace_file
+    from bookie.security.private_files import NewFile, replace_files
 
     if audience is None and metadata is None:
         raise typer.BadParameter("a token needs its cluster: --audience CLUSTER-ID or --metadata")
@@ -239,4 +239,4 @@ def token(
     if to is None:
         print(made)
     else:
-        replace_file(to, f"{made}\n".encode(), 0o600)
+        replace_files([NewFile(to, f"{made}\n".encode(), 0o600)])

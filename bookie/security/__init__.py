@@ -14,7 +14,7 @@
 | `token_file` | the token that a client shows |
 | `token_keys` | private keys and tokens: ``bookie security`` |
 | `followed_file` | one file, read again when it changes |
-| `private_files` | atomic writes of files with keys, readable only for their owner |
+| `private_files` | atomic writes of files with keys and tokens, readable only for their owner |
 
 `bookie.wire.grpc.credentials` makes gRPC's credentials of the same files. Only functions import
 `cryptography` and `jwt`, so a process without TLS does not load these packages.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.pem_writing import NewFile, locked, replace_files, write_new
+from bookie.security.private_files import NewFile, locked, replace_files, write_new
 
 CA_NAME = "ca"
 CA_DAYS = 3650
@@ -352,11 +352,12 @@ def _load_key(directory: Path) -> Any:
 def _certificate_file(directory: Path, name: str, certificate: Any) -> NewFile:
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    return NewFile(certificate_path(directory, name), certificate.public_bytes(Encoding.PEM), 0o644)
+    content = certificate.public_bytes(Encoding.PEM)
+    return NewFile(certificate_path(directory, name), content, 0o644, keeps_group=True)
 
 
 def _key_file(directory: Path, name: str, key: Any) -> NewFile:
     from cryptography.hazmat.primitives import serialization as form
 
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    return NewFile(key_path(directory, name), private, 0o600)
+    return NewFile(key_path(directory, name), private, 0o600, keeps_group=True)

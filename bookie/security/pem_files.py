@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bookie.config import SecuritySettings
-from bookie.env import Clock, SystemClock
+from bookie.env import Clock
 from bookie.errors import CannotStartError, ConfigurationError
 from bookie.security.contexts import client_context, server_context
+from bookie.security.followed_file import LOOK_SECONDS, Followed, Stamp, reason_of, unusable
 from bookie.security.usable import certificate_fault, key_fault, require_usable
 from bookie.telemetry import event_log
-
-LOOK_SECONDS = 1.0
-"""The shortest time between two checks of the files. A check costs three calls of stat."""
-
-_Stamp: TypeAlias = tuple[tuple[int, ...], ...]
-"""Device, inode, size, and the times of change of content and of owner, of each file."""
 
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
@@ -45,11 +40,12 @@ class Pems:
 _Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, Mapping[str, str]]
 
 
-class PemFiles:
-    """Holds the CA, and optionally a certificate with its key, and follows changes of the files.
+class PemFiles(Followed[_Loaded]):
+    """Holds the CA, and optionally a certificate with its key.
 
-    While changed files cannot be used, the content of the last usable files stays. A program that
-    renews a certificate writes two files, one after the other, so they do not match for a moment.
+    A program that renews a certificate writes two files, one after the other, so they do not match
+    for a moment. If peers would refuse a changed certificate, each check of the files tries again,
+    because the certificate may become valid later.
 
     Args:
         settings: names the files; `ca_file` is set.
@@ -74,13 +70,10 @@ class PemFiles:
         judge: Callable[[SecuritySettings], Mapping[str, str]] | None = None,
         patience_seconds: float = 0.0,
     ) -> None:
+        super().__init__(clock)
         self._settings = settings
         self._check = check
         self._judge = judge or _no_faults
-        self._clock = clock or SystemClock()
-        self._looked_at = self._clock.monotonic()
-        self._refused: _Stamp = ()
-        self._said = ""
         self._stamp, loaded = self._load_first(patience_seconds)
         self.pems, self.context, self.faults = loaded
         """The content of the files, the SSL context for HTTP, and the faults of the certificate.
@@ -98,42 +91,21 @@ class PemFiles:
         """The settings in ``[security]``, which name the files."""
         return self._settings
 
-    def refresh(self) -> bool:
-        """Load changed files, checked at most once a second; return True if new content is used.
+    def _reload(self) -> _Loaded:
+        loaded = self._load()
+        self._require_no_new(loaded[-1])
+        return loaded
 
-        If the content cannot be used, the error is logged once, and the files are loaded again when
-        a file changes. If a file cannot be read, each check tries again, because a repair of its
-        directory does not change the file. If peers would refuse the certificate, each check tries
-        again, because the certificate may become valid later.
-        """
-        now = self._clock.monotonic()
-        if now - self._looked_at < LOOK_SECONDS:
-            return False
-        self._looked_at = now
-        try:
-            stamp = self._read_stamp()
-            if stamp in (self._stamp, self._refused):
-                return False
-            try:
-                pems, context, faults = self._load()
-                self._require_no_new(faults)
-            except ConfigurationError as error:
-                if _is_about_content(error):
-                    self._refused = stamp
-                raise
-            if self._read_stamp() != stamp:
-                return False  # a file changed meanwhile
-        except ConfigurationError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                _log.warning("certificate_not_reloaded", reason=self._said)
-            return False
-        self._said = ""
-        self._stamp, self.pems, self.context, self.faults = stamp, pems, context, faults
-        _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
-        return True
+    def _take(self, loaded: _Loaded) -> None:
+        self.pems, self.context, self.faults = loaded
 
-    def _load_first(self, patience_seconds: float) -> tuple[_Stamp, _Loaded]:
+    def _tell(self, refusal: str) -> None:
+        if refusal:
+            _log.warning("certificate_not_reloaded", reason=refusal)
+        else:
+            _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
+
+    def _load_first(self, patience_seconds: float) -> tuple[Stamp, _Loaded]:
         ends_at = self._clock.monotonic() + patience_seconds
         while True:
             try:
@@ -173,47 +145,35 @@ class PemFiles:
 
     def _paths(self) -> list[tuple[str, str]]:
         named = ("ca_file", "certificate_file", "key_file")
-        return [(name, path) for name in named if (path := getattr(self._settings, name))]
-
-    def _read_stamp(self) -> _Stamp:
-        stamps = []
-        for name, path in self._paths():
-            try:
-                stat = os.stat(path)
-            except OSError as error:
-                raise _unusable(name, path, error) from error
-            stamps.append(
-                (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            )
-        return tuple(stamps)
+        paths = {f"security.{name}": getattr(self._settings, name) for name in named}
+        return [(setting, path) for setting, path in paths.items() if path]
 
     def _load(self) -> _Loaded:
         read: dict[str, bytes] = {}
-        for name, path in self._paths():
+        for setting, path in self._paths():
+            name = setting.removeprefix("security.").removesuffix("_file")
             try:
-                read[name.removesuffix("_file")] = Path(path).read_bytes()
+                read[name] = Path(path).read_bytes()
             except OSError as error:
-                raise _unusable(name, path, error) from error
+                raise unusable(setting, path, error) from error
         settings = self._settings
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(settings.ca_file)
         except OSError as error:
             fault = certificate_fault(read["ca"])
-            raise _unusable("ca_file", settings.ca_file, error, fault) from error
+            raise unusable("security.ca_file", settings.ca_file, error, fault) from error
         try:
             make = server_context if settings.serves_tls else client_context
             pems, context, faults = Pems(**read), make(settings), self._judge(settings)
         except OSError as error:
-            for name, fault_of in (
-                ("certificate_file", certificate_fault),
-                ("key_file", key_fault),
-            ):
-                content = read.get(name.removesuffix("_file"))
+            for name, fault_of in (("certificate", certificate_fault), ("key", key_fault)):
+                content = read.get(name)
                 if content is not None and (fault := fault_of(content)):
-                    raise _unusable(name, getattr(settings, name), error, fault) from error
+                    path = getattr(settings, f"{name}_file")
+                    raise unusable(f"security.{name}_file", path, error, fault) from error
             raise ConfigurationError(
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
-                f"{settings.key_file} cannot be used together: {_reason(error)}{_advice(error)}"
+                f"{settings.key_file} cannot be used together: {reason_of(error)}{_advice(error)}"
             ) from error
         try:
             require_usable(pems.ca, pems.certificate)
@@ -228,16 +188,6 @@ def _no_faults(_settings: SecuritySettings) -> Mapping[str, str]:
     return {}
 
 
-def _unusable(name: str, path: str, error: OSError, fault: str = "") -> ConfigurationError:
-    reason = fault or _reason(error)
-    return ConfigurationError(f"security.{name} {path} cannot be used: {reason}")
-
-
-def _is_about_content(error: ConfigurationError) -> bool:
-    """True if the files could be read, but not used, so only changed content can help."""
-    return isinstance(error.__cause__, ssl.SSLError | ValueError)
-
-
 def _is_mismatch(error: ConfigurationError) -> bool:
     """True if the key is not the certificate's key, which can happen during a renewal."""
     cause = error.__cause__
@@ -248,9 +198,3 @@ def _advice(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) and error.reason in _MISMATCHES:
         return "; if a renewal was interrupted, `bookie security renew` makes both anew"
     return ""
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
-    return (error.strerror or str(error)).lower()

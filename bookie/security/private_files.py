@@ -1,37 +1,120 @@
-"""Writes files with keys and tokens so that other users can never read them."""
+"""Writes files with keys and tokens atomically and durably; other users can never read them."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from bookie.errors import BadRequestError
 
-def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Create or replace a file atomically.
+_GROUP_BITS = 0o070
 
-    The permissions are set before the content is written. A replaced file keeps its owner and its
-    group, if this user may set both. So after root renews a key, a bookie of another user can still
-    read the key.
 
-    Args:
-        path: the path of the file.
-        content: the new content, which is synced before it replaces the former content. After a
-            crash of the machine, the file may have the former content again.
-        mode: the permissions of the file; the former permissions are ignored.
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file to write."""
+
+    path: Path
+    content: bytes
+    mode: int
+    keeps_group: bool = False
+    """True if a replaced file's permissions of the group are added to `mode`."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Lock the directory until the block ends; wait while another command has the lock.
 
     Raises:
-        OSError: the file cannot be written; a former file is unchanged.
+        OSError: the directory cannot be opened.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_new(files: Sequence[NewFile]) -> None:
+    """Create files in this order, durably.
+
+    Raises:
+        BadRequestError: one of the files exists already; the call leaves all files unchanged.
+        OSError: one of the files cannot be written; files before it may exist.
+    """
+    written: list[Path] = []
+    with _staged(files, [file.path for file in files]) as staged:
+        for file, temporary in staged:
+            try:
+                os.link(temporary, file.path)
+            except FileExistsError as error:
+                for path in written:
+                    path.unlink()
+                raise BadRequestError(f"{file.path} exists already") from error
+            written.append(file.path)
+
+
+def replace_files(files: Sequence[NewFile]) -> None:
+    """Replace each file atomically, in this order.
+
+    All new content is durable before the first file is replaced. A file keeps its owner and its
+    group, if this user may set both. So after root renews
+    a key, a bookie of another user can still read the key. For a symbolic link, the link stays and
+    its target is replaced.
+
+    Raises:
+        OSError: a file cannot be written; files before it may be replaced.
+    """
+    targets = [file.path.resolve() for file in files]
+    with _staged(files, targets) as staged:
+        for (_, temporary), target in zip(staged, targets, strict=True):
+            temporary.replace(target)
+
+
+@contextlib.contextmanager
+def _staged(
+    files: Sequence[NewFile], targets: Sequence[Path]
+) -> Iterator[list[tuple[NewFile, Path]]]:
+    """Write each file to a temporary file beside its target, durably, for the ``with`` block.
+
+    After the block, sync the directories. In any case, remove the remaining temporary files.
+    """
+    staged: list[tuple[NewFile, Path]] = []
+    try:
+        for file, target in zip(files, targets, strict=True):
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+            staged.append((file, temporary))
+            _write(temporary, target, file)
+        yield staged
+        for directory in {target.parent for target in targets}:
+            _sync(directory)
+    finally:
+        for _, temporary in staged:
+            temporary.unlink(missing_ok=True)
+
+
+def _write(temporary: Path, target: Path, file: NewFile) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(temporary, flags, file.mode), "wb") as opened:
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            former = path.stat()
-            os.fchown(file.fileno(), former.st_uid, former.st_gid)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+            former = target.stat()
+            os.fchown(opened.fileno(), former.st_uid, former.st_gid)
+            if file.keeps_group:
+                os.fchmod(opened.fileno(), file.mode | former.st_mode & _GROUP_BITS)
+        opened.write(file.content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

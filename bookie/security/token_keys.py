@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.private_files import replace_file
+from bookie.security.private_files import NewFile, replace_files
 from bookie.security.tokens import (
     EDDSA,
     HS256,
@@ -71,8 +71,8 @@ def create_key(directory: Path, algorithm: str | None = None) -> str:
         raise BadRequestError(f"the algorithm must be {' or '.join(ALGORITHMS)}, not {algorithm}")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     # The key that verifies is written first: after a crash nothing is signed that nobody verifies.
-    _write_key_set(directory, [*_read_key_set(directory), verifying | facts])
-    replace_file(signing_key_path(directory), _json(signing | facts), 0o600)
+    key_set = _key_set_file(directory, [*_read_key_set(directory), verifying | facts])
+    replace_files([key_set, NewFile(signing_key_path(directory), _json(signing | facts), 0o600)])
     return key_id
 
 
@@ -93,7 +93,7 @@ def forget_key(directory: Path, key_id: str) -> None:
             f"the key {key_id} signs new tokens; make another one first: "
             f"`bookie security token-key {directory}`"
         )
-    _write_key_set(directory, remaining)
+    replace_files([_key_set_file(directory, remaining)])
 
 
 def make_token(
@@ -184,11 +184,11 @@ def _read_key_set(directory: Path) -> list[dict[str, Any]]:
     return keys
 
 
-def _write_key_set(directory: Path, keys: list[dict[str, Any]]) -> None:
+def _key_set_file(directory: Path, keys: list[dict[str, Any]]) -> NewFile:
     is_secret = any(one["kty"] == "oct" for one in keys)
     content = _json({"keys": keys})
     parse_keys(content)
-    replace_file(key_set_path(directory), content, 0o600 if is_secret else 0o644)
+    return NewFile(key_set_path(directory), content, 0o600 if is_secret else 0o644)
 
 
 def _json(value: object) -> bytes:

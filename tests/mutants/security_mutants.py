@@ -10,7 +10,7 @@ _HTTP = "tests/unit/security/test_http_tls.py"
 _FILES = "tests/unit/security/test_pem_files.py"
 _EXPOSURE = "tests/unit/security/test_exposure.py"
 _AUTHORITY = "tests/unit/security/test_authority.py"
-_WRITING = "tests/unit/security/test_pem_writing.py"
+_WRITING = "tests/unit/security/test_private_files.py"
 _REAL = "tests/fault/test_tls.py"
 _TOKENS = "tests/unit/security/test_tokens.py"
 _TOKEN_KEYS = "tests/unit/security/test_token_keys.py"
@@ -87,7 +87,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a file that cannot be used is logged at each look",
-        "bookie/security/pem_files.py",
+        "bookie/security/followed_file.py",
         "            if str(error) != self._said:\n",
         "            if error:\n",
         (f"{_FILES}::test_a_file_that_vanishes_changes_nothing",),
@@ -216,7 +216,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "files of two renewals are taken together",
-        "bookie/security/pem_files.py",
+        "bookie/security/followed_file.py",
         "                return False  # a file changed meanwhile\n",
         "                pass\n",
         (f"{_FILES}::test_files_that_change_while_they_are_read",),
@@ -274,14 +274,14 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a key is public for a moment",
         "bookie/security/authority.py",
-        "private, 0o600)",
-        "private, 0o644)",
+        "private, 0o600, keeps_group=True)",
+        "private, 0o644, keeps_group=True)",
         (f"{_WRITING}::test_a_key_is_private_from_its_first_moment",),
         "Another user of the machine could open it, and read on.",
     ),
     Mutant(
         "commands on a CA do not exclude each other",
-        "bookie/security/pem_writing.py",
+        "bookie/security/private_files.py",
         "        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
         "",
         (f"{_WRITING}::test_commands_at_the_same_time",),
@@ -290,7 +290,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what peers refuse is taken",
         "bookie/security/pem_files.py",
-        "                self._require_no_new(faults)\n",
+        "        self._require_no_new(loaded[-1])\n",
         "",
         ("tests/unit/daemon/test_own_security.py::test_a_running_bookie_keeps_its_certificate",),
         "A wrong file of a renewal would cut a running bookie off.",

@@ -13,7 +13,7 @@ from bookie.config import Settings
 from bookie.daemon import own_security
 from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.errors import CannotStartError, ConfigurationError
-from bookie.security import authority, pem_files
+from bookie.security import authority, followed_file
 from bookie.security.contexts import server_context
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import until
@@ -55,7 +55,7 @@ async def test_a_certificate_that_ends_soon_is_told_until_it_is_renewed(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     metrics = Metrics()
     files = prepare_security(settings(**authority.settings_for(directory, "b1")), metrics)
     said = [one for one in caplog.messages if one.startswith("certificate_expires_soon")]
@@ -131,7 +131,7 @@ async def test_a_running_bookie_keeps_its_certificate(
 ) -> None:
     """What peers refuse is told once; a good certificate is taken afterwards."""
     monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
     assert files is not None
     before = files.pems
@@ -151,7 +151,7 @@ async def test_a_running_bookie_keeps_its_certificate(
 async def test_a_running_bookie_keeps_its_ca_until_both_are_new(
     directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
     assert files is not None
     other = tmp_path_factory.mktemp("other")
@@ -227,7 +227,7 @@ async def test_it_does_not_end_a_running_bookie(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     metrics = Metrics()
     files = prepare_security(settings(**authority.settings_for(directory, "b1")), metrics)
     assert files is not None

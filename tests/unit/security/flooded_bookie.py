@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from bookie.config import RpcSettings, SecuritySettings
-from bookie.security import PemFiles, authority, pem_files
+from bookie.security import PemFiles, authority, followed_file
 from bookie.telemetry import Metrics
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import hold_port
@@ -19,7 +19,7 @@ from tests.unit.wire.fake_node import FakeNode
 
 
 async def serve(directory: Path) -> None:
-    pem_files.LOOK_SECONDS = 0.0
+    followed_file.LOOK_SECONDS = 0.0
     settings = SecuritySettings.model_validate(authority.settings_for(directory, "bookie"))
     files = PemFiles(settings)
     async with (

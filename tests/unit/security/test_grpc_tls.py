@@ -21,7 +21,7 @@ from bookie.config import RpcSettings, SecuritySettings
 from bookie.daemon.local.process import child_environment
 from bookie.errors import BookieError, BookieUnreachableError, CannotStartError, TlsError
 from bookie.repair.comparison import listed_bookies
-from bookie.security import PemFiles, authority, pem_files
+from bookie.security import PemFiles, authority, followed_file
 from bookie.security.identity import PeerIdentity, identity_of_call
 from bookie.telemetry import Metrics
 from bookie.wire.grpc import transport
@@ -165,7 +165,7 @@ async def test_a_renewed_certificate_ends_no_stream(
     renewable: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New connections see the new certificate; the stream of a connection that stands goes on."""
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     files = PemFiles(settings(renewable, "bookie"))
     client = settings(renewable, "client")
     opened, broken = asyncio.Event(), asyncio.Event()
@@ -192,7 +192,7 @@ async def test_a_renewed_certificate_ends_no_stream(
 async def test_a_client_takes_renewed_files(
     renewable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     security = ChannelSecurity(settings(renewable, "client"))
     before = security.credentials()
     assert security.credentials() is before
@@ -224,7 +224,7 @@ def test_an_unchanged_configuration_is_not_replaced(
     renewable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC frees the former one, also under a handshake that uses it: the process would crash."""
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     dynamic = Mock()
     monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", dynamic)
     files = PemFiles(settings(renewable, "bookie"))

@@ -16,7 +16,7 @@ from bookie.daemon import http
 from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.http_listener import ListenerBounds
 from bookie.daemon.readiness import Readiness
-from bookie.security import PemFiles, authority, pem_files
+from bookie.security import PemFiles, authority, followed_file
 from bookie.security.contexts import client_context
 from bookie.telemetry import Metrics
 from tests.unit.security.test_grpc_tls import QUICK_SECONDS, settings
@@ -95,7 +95,7 @@ async def test_renewed_files_are_for_new_connections(
     renewable: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CA as well: who was trusted before is a stranger afterwards."""
-    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
     before, after = (client_context(settings(one, "client")) for one in (renewable, strangers))
     files = PemFiles(settings(renewable, "bookie"))
     async with serve(files) as port, aiohttp.ClientSession() as standing:

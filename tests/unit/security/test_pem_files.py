@@ -14,7 +14,7 @@ import pytest
 
 from bookie.config import SecuritySettings
 from bookie.errors import ConfigurationError
-from bookie.security import PemFiles, authority, pem_files
+from bookie.security import PemFiles, authority, followed_file, pem_files
 from bookie.security.certificates import first_expiry_seconds, read_certificates
 from bookie.security.usable import require_usable
 from tests.unit.security.odd_certificates import issue_odd, new_key, private_pem
@@ -57,7 +57,7 @@ def watched(directory: Path) -> tuple[PemFiles, Clock]:
 
 
 def look(files: PemFiles, clock: Clock) -> bool:
-    clock.seconds += pem_files.LOOK_SECONDS
+    clock.seconds += followed_file.LOOK_SECONDS
     return files.refresh()
 
 
@@ -206,9 +206,9 @@ def test_changed_files_are_taken(directory: Path) -> None:
 def test_files_are_looked_at_once_a_second(directory: Path) -> None:
     files, clock = watched(directory)
     authority.renew(directory, "b1")
-    clock.seconds += pem_files.LOOK_SECONDS / 2
+    clock.seconds += followed_file.LOOK_SECONDS / 2
     assert not files.refresh()
-    clock.seconds += pem_files.LOOK_SECONDS
+    clock.seconds += followed_file.LOOK_SECONDS
     assert files.refresh()
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bookie.errors import BadRequestError
-from bookie.security import private_files, token_keys
+from bookie.security import token_keys
+from bookie.security.private_files import NewFile, replace_files
 from bookie.security.tokens import TokenClaims, TokenKeys, TokenRefused, TokenVerifier
 
 CLUSTER = "2f8a1c94-6f0e-4b7e-9d5c-0a6f3c1d2e4b"
@@ -169,9 +170,9 @@ def test_a_private_file_is_private_from_its_first_moment(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", look)
         patch.setattr(os, "open", look_first)
-        private_files.replace_file(former, b"secret", 0o600)
-    assert opened == [0o600]
-    assert seen == [(0o600, 6)]
+        replace_files([NewFile(former, b"secret", 0o600)])
+    assert opened[0] == 0o600
+    assert seen[0] == (0o600, 6)
     assert former.read_bytes() == b"secret"
     assert mode(former) == 0o600
 
@@ -182,12 +183,14 @@ def test_a_failed_write_keeps_the_former_keys(
     """The key set is written first, so that nothing is signed by a key that nobody knows."""
     first = token_keys.create_key(tmp_path)
 
-    def fail(path: Path, content: bytes, permissions: int) -> None:
-        if path == token_keys.signing_key_path(tmp_path):
-            raise OSError("no space")
-        private_files.replace_file(path, content, permissions)
+    replace = Path.replace
 
-    monkeypatch.setattr(token_keys, "replace_file", fail)
+    def fail(source: Path, target: Path) -> Path:
+        if target == token_keys.signing_key_path(tmp_path):
+            raise OSError("no space")
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         token_keys.create_key(tmp_path)
     assert ids(tmp_path)[0] == first
