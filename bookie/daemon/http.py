@@ -43,10 +43,10 @@ import asyncio
 import ipaddress
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -56,13 +56,16 @@ from bookie.daemon.http_listener import HTTP_BOUNDS, Listener, ListenerBounds
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, NotPermittedError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
-from bookie.node.garbage import GarbageStatus
 from bookie.security import PemFiles
 from bookie.security.gatekeeper import Gatekeeper
 from bookie.security.identity import identity_of_certificate
 from bookie.security.rights import HTTP_RIGHTS, Right
 from bookie.telemetry import Metrics
-from bookie.wire.commands import Info
+
+if TYPE_CHECKING:
+    from bookie.node.bookie import Bookie
+    from bookie.node.garbage import GarbageCollector
+    from bookie.node.read_only_switch import ReadOnlySwitch
 
 REQUEST_BYTES_MAX = 4096
 """The largest body of a request in bytes."""
@@ -91,35 +94,6 @@ WANTED = web.RequestKey("wanted", str)
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
 
-class Administered(Protocol):
-    """A running bookie, as an operator's commands see it."""
-
-    @property
-    def read_only(self) -> bool:
-        """True while the bookie refuses new entries."""
-
-    def read_only_reasons(self) -> list[str]:
-        """Return the reasons for refusing new entries; empty while the bookie accepts entries."""
-
-    async def info(self) -> Info:
-        """Return the bookie's description of itself."""
-
-
-class ReadOnlySwitching(Protocol):
-    """The switch by which an operator makes a bookie read-only."""
-
-    @property
-    def persists(self) -> bool:
-        """True if the bookie will be read-only after a restart, too."""
-
-    async def set(self, *, read_only: bool, persist: bool = False) -> None:
-        """Make the bookie refuse new entries, or accept them again.
-
-        Raises:
-            BookieError: the switch could not be changed; the message says why.
-        """
-
-
 class Upkeep(Protocol):
     """A background task that examines the bookie's own data: the check or the scrubber."""
 
@@ -128,35 +102,6 @@ class Upkeep(Protocol):
 
     def status(self) -> dict[str, object]:
         """Return the work's state (needed, running) and its last result."""
-
-
-class Reclaiming(Protocol):
-    """The garbage collection and the compaction of a running bookie."""
-
-    def status(self) -> GarbageStatus:
-        """Return the present state of garbage collection and compaction."""
-
-    def wake(self, *, force: bool = False) -> None:
-        """Start a collection now; raise BadRequestError if `force` is set but not possible."""
-
-    async def confirm_store(self) -> None:
-        """Trust the metadata store as it is now.
-
-        Raises:
-            BookieError: the store cannot be trusted now; the message says why.
-        """
-
-    async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Restart the grace of the given absent ledgers; return the number of these ledgers.
-
-        Without `ledger_ids`, restart the grace of all absent ledgers.
-        """
-
-    def suspend(self, *, suspended: bool) -> None:
-        """Suspend garbage collection and compaction, or continue both if `suspended` is False."""
-
-    def compact(self) -> None:
-        """Compact every file that holds dead data."""
 
 
 class Administration:
@@ -170,11 +115,11 @@ class Administration:
         self.bookie_id = bookie_id
         self.instance_id = ""
         """The id of the cluster; empty until it was read from the metadata store."""
-        self.bookie: Administered | None = None
-        self.switch: ReadOnlySwitching | None = None
+        self.bookie: Bookie | None = None
+        self.switch: ReadOnlySwitch | None = None
         self.upkeep: dict[str, Upkeep] = {}
         """Background work, by the last part of the work's URL."""
-        self.reclaiming: Reclaiming | None = None
+        self.reclaiming: GarbageCollector | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bookie.config.security_section import SecuritySettings
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.errors import ConfigurationError
+from bookie.node.read_only_switch import ReadOnlySwitch
 from bookie.security import authority
 from bookie.security.certificates import first_expiry_seconds, read_certificates
 from bookie.security.identity import identity_of_call, identity_of_certificate
@@ -60,7 +61,7 @@ class _Server:
         self._loop = loop = asyncio.new_event_loop()
         administration = Administration("b1")
         administration.upkeep = {"check": _Upkeep(), "scrub": _Upkeep()}
-        administration.switch = _Switch()
+        administration.switch = cast("ReadOnlySwitch", _Switch())
         server = serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0)
         self._port = loop.run_until_complete(server.__aenter__())
         loop.set_exception_handler(lambda _loop, context: self._problems.append(str(context)))

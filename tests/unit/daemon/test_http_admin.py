@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import aiohttp
 import pytest
@@ -11,7 +12,9 @@ from bookie.addresses import join_address
 from bookie.daemon.http import Administration, is_same_machine, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BadRequestError, DiskFullError
-from bookie.node.garbage import GarbageStatus
+from bookie.node.bookie import Bookie
+from bookie.node.garbage import GarbageCollector, GarbageStatus
+from bookie.node.read_only_switch import ReadOnlySwitch
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 
@@ -56,8 +59,9 @@ class _Switch:
 
 def _switched() -> tuple[Administration, _Bookie, _Switch]:
     administration, bookie = Administration("b1"), _Bookie()
-    administration.bookie = bookie
-    administration.switch = switch = _Switch(bookie)
+    switch = _Switch(bookie)
+    administration.bookie = cast("Bookie", bookie)
+    administration.switch = cast("ReadOnlySwitch", switch)
     return administration, bookie, switch
 
 
@@ -144,7 +148,8 @@ class _Reclaiming:
 async def test_garbage_and_compaction_by_command() -> None:
     """Each action reaches the collector; the answer says how reclaiming stands."""
     administration, reclaiming = Administration("b1"), _Reclaiming()
-    administration.bookie, administration.reclaiming = _Bookie(), reclaiming
+    administration.bookie = cast("Bookie", _Bookie())
+    administration.reclaiming = cast("GarbageCollector", reclaiming)
     async with (
         serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
         named_session(port) as session,
@@ -167,7 +172,8 @@ async def test_garbage_and_compaction_by_command() -> None:
 async def test_a_store_is_confirmed_and_ledgers_are_kept_by_command() -> None:
     """An impossible action is refused with its reason."""
     administration, reclaiming = Administration("b1"), _Reclaiming()
-    administration.bookie, administration.reclaiming = _Bookie(), reclaiming
+    administration.bookie = cast("Bookie", _Bookie())
+    administration.reclaiming = cast("GarbageCollector", reclaiming)
     async with (
         serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
         named_session(port) as session,
@@ -202,7 +208,7 @@ async def test_bad_commands_change_nothing() -> None:
     ):
         async with session.get("/bookie") as response:
             assert response.status == 503
-        administration.bookie = bookie
+        administration.bookie = cast("Bookie", bookie)
         async with session.put("/read-only", data={"read_only": "true"}) as response:
             assert response.status == 403
         for body in ({"read_only": 1}, {}, [True]):
@@ -362,6 +368,6 @@ def _administered() -> tuple[Administration, _Bookie, _Reclaiming, _Work]:
     administration, bookie, _ = _switched()
     reclaiming, work = _Reclaiming(), _Work()
     administration.instance_id = "c1"
-    administration.reclaiming = reclaiming
+    administration.reclaiming = cast("GarbageCollector", reclaiming)
     administration.upkeep = {"check": work, "scrub": work}
     return administration, bookie, reclaiming, work
