@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from bookie.env import Clock
 from bookie.errors import ConfigurationError, NotPermittedError
@@ -21,30 +21,12 @@ from bookie.security.grants import ANONYMOUS, NAME_LENGTH_MAX, UNLIMITED, Grants
 from bookie.security.identity import PeerIdentity
 from bookie.security.permissions import LedgerLogs, Permissions, refusal
 from bookie.security.rights import Right
+from bookie.security.tokens import TokenVerifier
 
 PRINCIPALS_MAX: Final = 4096
 """The most principals whose decisions are remembered."""
 
 _BEARER: Final = "bearer "
-
-
-class VerifiedToken(Protocol):
-    """The verified content of a token."""
-
-    @property
-    def subject(self) -> str:
-        """The principal's name."""
-
-    @property
-    def expires_seconds(self) -> float:
-        """The time at which the token expires, in seconds since 1970."""
-
-
-class TokenVerification(Protocol):
-    """Verifies tokens."""
-
-    def verify(self, token: str, now_seconds: float, /) -> VerifiedToken:
-        """Return the content of a valid token; for an invalid token raise ValueError."""
 
 
 class PrincipalRules:
@@ -153,7 +135,7 @@ class Gatekeeper:
         self._logs = logs
         self._clock = clock
         self._audit = audit
-        self._tokens: TokenVerification | None = None
+        self._tokens: TokenVerifier | None = None
         self._is_required = is_required
         self._grants = Grants() if is_required else UNLIMITED
         self._permissions: OrderedDict[str, Permissions] = OrderedDict()
@@ -173,7 +155,7 @@ class Gatekeeper:
         if self._is_required:
             self._grants = grants
 
-    def take_tokens(self, tokens: TokenVerification) -> None:
+    def take_tokens(self, tokens: TokenVerifier) -> None:
         """Accept tokens that `tokens` verifies; before this call, a bookie accepts no tokens."""
         self._tokens = tokens
 

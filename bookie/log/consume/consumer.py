@@ -27,7 +27,7 @@ from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.cursors import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
-from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.reading import LogReading, locate_cursor
 from bookie.log.read.start_position import LogStart, Place, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord
 
@@ -152,7 +152,7 @@ class LogConsumer:
         self,
         client: LogClient,
         log: str,
-        reading: PartitionReading,
+        reading: LogReading,
         *,
         cursor: str,
         partition: int | None = None,

@@ -28,7 +28,7 @@ from bookie.log.attempts import UNANSWERED, patiently
 from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
 from bookie.log.log_client import LogClient
-from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.reading import LogReading, locate_cursor
 from bookie.log.read.start_position import AtEntry, LogStart, checked_place
 from bookie.log.record.log_record import LogPosition
 from bookie.metadata.model import NOT_EXISTS
@@ -161,7 +161,7 @@ class CursorRecord:
 class Cursors:
     """Creates, moves, reads and deletes the cursors of one log."""
 
-    def __init__(self, client: LogClient, name: LogName, reading: PartitionReading) -> None:
+    def __init__(self, client: LogClient, name: LogName, reading: LogReading) -> None:
         self._client = client
         self._name = name
         self._reading = reading

@@ -57,7 +57,7 @@ from bookie.log.consume.cursors import CursorRecord, CursorStatus
 from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
-from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.reading import LogReading, locate_cursor
 from bookie.log.read.start_position import LogStart, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord, Producer
 from bookie.metadata.mirror import follow
@@ -134,7 +134,7 @@ class GroupMember:
         self,
         client: LogClient,
         group: str,
-        reading: PartitionReading,
+        reading: LogReading,
         *,
         logs: Iterable[str] = (),
         pattern: str = "",
@@ -432,7 +432,7 @@ class GroupStatus:
         return sum(one.lag for one in self.cursors)
 
 
-async def group_status(client: LogClient, group: str, reading: PartitionReading) -> GroupStatus:
+async def group_status(client: LogClient, group: str, reading: LogReading) -> GroupStatus:
     """Read the members and the leader of a group, its assignment, and its cursors.
 
     Raises:

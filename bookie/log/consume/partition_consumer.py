@@ -42,7 +42,7 @@ from bookie.log.catalog.logs import LogPartition
 from bookie.log.consume.commit import HeldCursor, take_cursor
 from bookie.log.consume.cursors import CursorRecord
 from bookie.log.log_client import LogClient
-from bookie.log.read.reading import PartitionReading
+from bookie.log.read.reading import LogReading
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.telemetry import event_log
 
@@ -74,7 +74,7 @@ class PartitionConsumer:
         client: LogClient,
         participant: Participant,
         record: CursorRecord,
-        reading: PartitionReading,
+        reading: LogReading,
         on_news: Callable[[], object],
     ) -> None:
         self.partition = record.partition

@@ -1,11 +1,10 @@
-"""The interface by which consumers read partitions; tests can supply another implementation."""
+"""Reads partitions for consumers; a test can override the methods to supply other records."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 from bookie.errors import (
     BadRequestError,
@@ -33,25 +32,7 @@ returned, readers see its record as confirmed a moment later, even if no other r
 """
 
 
-class PartitionReading(Protocol):
-    """The interface by which consumers read partitions."""
-
-    def batches(
-        self, partition: LogPartition, offset: int
-    ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield the records from `offset` on, without an end, in batches that are not empty."""
-
-    async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return a place's offset; for ``latest``, the offset after the last confirmed record."""
-
-    async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """Return the earliest offset, and the offset after the last confirmed record."""
-
-    async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
-        """True if the record before `offset` was surely not confirmed when this call began."""
-
-
-async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
+async def locate_cursor(reading: LogReading, partition: LogPartition, place: Place) -> int:
     """Return the offset for a cursor at `place`. The place must not be after the end of the log.
 
     A cursor after the end would silently skip records that are appended later. Bookies may report
@@ -90,7 +71,10 @@ class LogReading:
     async def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield batches of records from `offset` on. Raises the errors of `LogReader.batches`."""
+        """Yield the records from `offset` on, without an end, in batches that are not empty.
+
+        Raises the errors of `LogReader.batches`.
+        """
         reader = LogReader(
             self._client,
             partition,
@@ -106,6 +90,8 @@ class LogReading:
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
         """Return the offset of a place: an end of the log, an offset, an entry or a time.
+
+        ``latest`` is the offset after the last confirmed record.
 
         An offset is returned without a check that it exists. For a time, the offset may be smaller
         than that of the first record of this time or later (`find_time`).

@@ -10,6 +10,7 @@ from itertools import pairwise
 from bookie.errors import BookieError
 from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor
 from bookie.log.catalog.logs import LogPartition
+from bookie.log.read.reading import LogReading
 from bookie.log.read.start_position import AtEntry, AtTime, Place
 from bookie.log.record.log_record import LogRecord
 from bookie.metadata.model import Operation, Put, Stat
@@ -17,8 +18,8 @@ from bookie.metadata.store import MetadataStore
 from tests.conformance.faulty_store import FaultyStore
 
 
-class FakeLogs:
-    """The methods of `PartitionReading`."""
+class FakeLogs(LogReading):
+    """All methods of `LogReading` over records of a test."""
 
     def __init__(self, batch_size: int = 3) -> None:
         self.batch_size = batch_size
