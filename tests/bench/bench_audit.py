@@ -179,7 +179,7 @@ async def _pass(uri: str, kind: str) -> None:
             return f"{len(auditor._open_ledgers._found)} found"
 
         async def bare() -> object:
-            return len([None async for _ in worker.client.ledgers.list_all()])
+            return len([None async for _ in worker.client.ledgers.list_readable(print)])
 
         works: dict[str, Callable[[], Awaitable[object]]] = {
             "survey": lambda: survey(set(), is_deep=False),

@@ -93,7 +93,7 @@ async def test_only_a_removal_that_is_told_so_deletes_them(
     """Bookies and clients go on beside them, and a removal of the cluster refuses."""
     await initialize_cluster(store)
     await write_foreign(store, etcd_scope)
-    assert [one async for one in LedgerManager(store).list_all()] == []
+    assert [one async for one in LedgerManager(store).list_ids()] == []
     with pytest.raises(ClusterInUseError, match="another program"):
         await nuke_cluster(store)
     assert await count(store, etcd_scope) == len(FOREIGN)

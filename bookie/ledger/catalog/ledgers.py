@@ -224,27 +224,17 @@ class LedgerManager:
         async for ledger_id in layout.scan_ids(self._store, after=after):
             yield ledger_id
 
-    async def list_all(self, after: int = NO_ENTRY) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """List the metadata of all ledgers with ids greater than `after`, in ascending order.
-
-        Like `list_ids`, this listing is complete or raises an error.
-
-        Raises:
-            MetadataUnavailableError: the listing could not be completed.
-            FormatError: a ledger's metadata, or a key among the ledgers, is unreadable.
-        """
-        async for ledger_id, record in self._records(after):
-            yield _versioned(ledger_id, record)
-
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """List ledgers like `list_all`, but call `on_damaged` with the id of an unreadable ledger.
+        """List the ledgers above `after` in ascending order; skip ledgers with unreadable metadata.
 
-        A ledger with unreadable metadata is omitted, although it exists and any bookie may store
-        its entries. So do not delete the data of a ledger that this listing omits.
+        The call passes the id of each skipped ledger to `on_damaged`. Like `list_ids`, the listing
+        is complete or raises. Do not delete data because this listing omits a ledger. An omitted
+        ledger exists, and any bookie may store its entries.
         """
-        async for ledger_id, record in self._records(after):
+        layout = await self._read_layout()
+        async for ledger_id, record in layout.scan(self._store, after=after):
             try:
                 found = _versioned(ledger_id, record)
             except FormatError as error:
@@ -252,11 +242,6 @@ class LedgerManager:
                 on_damaged(ledger_id)
             else:
                 yield found
-
-    async def _records(self, after: int) -> AsyncIterator[tuple[int, Record]]:
-        layout = await self._read_layout()
-        async for ledger_id, record in layout.scan(self._store, after=after):
-            yield ledger_id, record
 
     async def _key(self, ledger_id: int) -> str:
         return (await self._read_layout()).key(ledger_id)
