@@ -83,10 +83,6 @@ class SessionMonitor:
             self.tell(Tick())
         return self._machine.state
 
-    def now(self) -> float:
-        """Return the time in seconds, by the clock of `Answered.sent_at` and similar fields."""
-        return self._clock()
-
     def tell(self, event: MonitorEvent) -> None:
         """Hand an event of the connection, or a request's answer, to the session machine."""
         effects = self._machine.step(event, self._clock())

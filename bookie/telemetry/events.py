@@ -47,19 +47,10 @@ class EventLog:
         log.info("checkpoint_committed", mark_file=7, seconds=0.031)
     """
 
-    __slots__ = ("_bound", "_logger")
+    __slots__ = ("_logger",)
 
-    def __init__(self, logger: logging.Logger, bound: Mapping[str, FieldValue]) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._bound = bound
-
-    def bind(self, **fields: FieldValue) -> EventLog:
-        """Return a log that adds `fields` to every event; an event's own fields override them."""
-        return EventLog(self._logger, {**self._bound, **fields})
-
-    def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """Write an event that helps developers to find bugs; do not call this for each entry."""
-        self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
         """Write an event about an expected change of state."""
@@ -77,13 +68,12 @@ class EventLog:
         self, level: int, name: str, fields: Mapping[str, FieldValue], error: BaseException | None
     ) -> None:
         if self._logger.isEnabledFor(level):
-            event = Event(name, {**self._bound, **fields})
-            self._logger.log(level, event, exc_info=error, stacklevel=3)
+            self._logger.log(level, Event(name, fields), exc_info=error, stacklevel=3)
 
 
-def event_log(name: str, /, **bound: FieldValue) -> EventLog:
-    """Return a log for the module `name`, which adds the fields `bound` to each event."""
-    return EventLog(logging.getLogger(name), bound)
+def event_log(name: str, /) -> EventLog:
+    """Return the log of the module `name` (its `__name__`)."""
+    return EventLog(logging.getLogger(name))
 
 
 def configure_logging(

@@ -125,7 +125,7 @@ def test_an_event_is_one_json_line(root_logger: logging.Logger) -> None:
     """Keys: timestamp, level, logger, event, bound fields, fields of the call (which win)."""
     stream = io.StringIO()
     configure_logging("info", "json", stream=stream, bookie_id="b1")
-    event_log("bookie.node", ledger_id=7, reason="bound").info("ledger_fenced", reason="recovery")
+    event_log("bookie.node").info("ledger_fenced", ledger_id=7, reason="recovery")
     line = json.loads(stream.getvalue())
     assert line.pop("timestamp").endswith("Z")
     assert line == {
@@ -140,11 +140,10 @@ def test_an_event_is_one_json_line(root_logger: logging.Logger) -> None:
 
 
 def test_levels_below_the_configured_one_are_dropped(root_logger: logging.Logger) -> None:
-    """`debug` and `info` say nothing at level `warning`."""
+    """`info` says nothing at level `warning`."""
     stream = io.StringIO()
     configure_logging("warning", "json", stream=stream)
     log = event_log("bookie.x")
-    log.debug("a")
     log.info("b")
     log.warning("c")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["c"]
@@ -250,7 +249,7 @@ def test_the_console_format_names_event_and_fields(root_logger: logging.Logger) 
 def test_without_configuration_an_event_reads_as_text(caplog: pytest.LogCaptureFixture) -> None:
     """A program that embeds the client keeps its own logging."""
     with caplog.at_level(logging.INFO, logger="bookie.x"):
-        event_log("bookie.x").bind(ledger_id=3).info("ledger_closed", last_entry_id=9)
+        event_log("bookie.x").info("ledger_closed", ledger_id=3, last_entry_id=9)
     assert caplog.messages == ["ledger_closed ledger_id=3 last_entry_id=9"]
     assert caplog.records[0].funcName.startswith("test_without")
     assert str(Event("plain")) == "plain"

@@ -33,11 +33,6 @@ class LogExtent:
     """The number of ranges in the head. The chunks contain further ranges."""
     chunks: int
 
-    @property
-    def count(self) -> int:
-        """The number of entries that can be read."""
-        return self.end_offset - self.earliest_offset
-
 
 async def log_extent(
     client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""

@@ -88,10 +88,6 @@ class AuditSummary:
         """Return the total size, in bytes, of the packets that have a right digest."""
         return sum(one.packet_bytes for one in self.counts)
 
-    def entries(self, verdict: str) -> int:
-        """Return the number of copies of entries that got `verdict`."""
-        return sum(one.entries for one in self.counts if one.verdict == verdict)
-
     @property
     def sentence(self) -> str:
         """Return one sentence about damage, unreachable bookies and right copies."""

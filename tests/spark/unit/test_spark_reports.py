@@ -38,7 +38,6 @@ def test_only_damage_is_damage() -> None:
     assert "1 ledgers are damaged, and bookies did not answer" in both
     wholes = [_summary(CLEAN, *more).is_whole for more in ((), (LOST,), (SILENT,))]
     assert wholes == [True, False, False]
-    assert _summary(CLEAN, LOST).entries("missing") == 3
 
 
 def test_the_page_is_well_formed_and_hides_nothing() -> None:
