@@ -1,19 +1,14 @@
 """Types that all layers share: ids, the bounds of ids, and the status of a request.
 
-Ids are plain integers at run time. Ids have 63 bits: every id that is stored or sent lies in ``0 …
-MAX_ID``. ``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed (LAC)
-may be absent.
+Ids are plain integers of 63 bits: every id that is stored or sent lies in ``0 … MAX_ID``.
+``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed (LAC) may be
+absent.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from typing import NewType
-
-LedgerId = NewType("LedgerId", int)
-EntryId = NewType("EntryId", int)
-BookieId = NewType("BookieId", str)
 
 MAX_ID = 2**63 - 1
 """The largest ledger or entry id (inclusive)."""

@@ -19,8 +19,6 @@ class AbsenceVerdict:
     """True if too many bookies were away for the whole delay, so that the network may be split."""
     too_many: bool = False
     """True if too many bookies are away at this moment."""
-    next_seconds: float | None = None
-    """Time until the next bookie may be lost; None if no further bookie may be lost."""
 
 
 class BookieAbsence:
@@ -75,11 +73,8 @@ class BookieAbsence:
             is_split = now - self._split_since >= delay_seconds
             return AbsenceVerdict(away, is_split=is_split, too_many=True)
         self._split_since = None
-        left = {name: since + delay_seconds - now for name, since in self._since.items()}
-        lost = frozenset(name for name, seconds in left.items() if seconds <= 0)
-        return AbsenceVerdict(
-            away, lost, next_seconds=min((s for s in left.values() if s > 0), default=None)
-        )
+        lost = {name for name, since in self._since.items() if since + delay_seconds <= now}
+        return AbsenceVerdict(away, frozenset(lost))
 
 
 class WriterAbsence:

@@ -29,8 +29,6 @@ from bookie.security.tokens import (
 )
 
 ALGORITHMS = (EDDSA, HS256)
-MINUTES = 15
-"""The default validity of a token, which also limits the use of a stolen token."""
 
 
 def signing_key_path(directory: Path) -> Path:

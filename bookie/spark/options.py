@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
 
 from bookie.errors import BadRequestError
-
-T = TypeVar("T")
 
 SPARKS_OWN = ("checkpointlocation", "provider", "owner", "queryname")
 """Options that Spark adds by itself."""

@@ -18,7 +18,6 @@ def test_a_bookie_is_lost_after_the_delay() -> None:
     first = _look(absence, 5, "b2")
     assert first.away == {"b2"}
     assert not first.lost
-    assert first.next_seconds == 10
     assert not _look(absence, 14.9, "b2").lost
     assert _look(absence, 15, "b2").lost == {"b2"}
 
