@@ -53,7 +53,6 @@ class DoubleBarrier:
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        self._participant = participant
         self._store = participant.store
         self._path = check_key(path)
         self._members = f"{path}/members"

@@ -32,12 +32,9 @@ from bookie.errors import (
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.model import NOT_EXISTS, Change, Record, check_key
 from bookie.metadata.session import SessionEvent
-from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
 """The longest wait for the end of another session's record, in session timeouts."""
-
-_log = event_log(__name__)
 
 
 class Member:
