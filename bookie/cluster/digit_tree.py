@@ -29,7 +29,6 @@ class DigitTree:
 
     root: str
     groups: tuple[int, ...]
-    """The number of digits of each level."""
     prefix: str = ""
     """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1

@@ -19,7 +19,6 @@ from bookie.metadata.mirror import Mirror
 from bookie.metadata.store import MetadataStore
 
 ENDPOINT = "bookie"
-"""The name of the endpoint that serves entries."""
 
 _WITHOUT_TLS = SecuritySettings()
 

@@ -51,7 +51,6 @@ class Registration:
     """Load of the bookie: 0 idle, 1 at its limit."""
     read_only: bool = False
     version: str = ""
-    """The version of the bookie's program."""
     incarnation: str = ""
     """A random id, renewed when the bookie may have lost acknowledged data."""
     store_doubt: str = ""

@@ -31,7 +31,6 @@ class BookieAddresses:
     def __init__(self, resolve: Callable[[str], frozenset[str]] | None = None) -> None:
         self._resolve = resolve or addresses_of
         self._hosts: dict[str, frozenset[str]] = {}
-        """The hosts of each bookie, by its id."""
         self._found: dict[str, frozenset[str]] = {}
         """The last known IP addresses of each host."""
         self._known: frozenset[str] = frozenset()

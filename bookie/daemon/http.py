@@ -135,7 +135,6 @@ class HttpAccess:
 
     @property
     def asks_roles(self) -> bool:
-        """True if callers need roles."""
         return self.gatekeeper is not None and self.gatekeeper.is_required
 
     @property

@@ -41,7 +41,6 @@ class Readiness:
         self._obstacles[part] = reason
 
     def clear(self, part: Part) -> None:
-        """Remove the obstacle of one part, if it has one."""
         self._obstacles.pop(part, None)
 
     def remark(self, part: Part, text: str) -> None:
@@ -50,7 +49,6 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """True while no part states an obstacle."""
         return not self._obstacles
 
     def report(self) -> dict[str, object]:

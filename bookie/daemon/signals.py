@@ -20,7 +20,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 NOTED_SIGNALS = (signal.SIGHUP, *USER_SIGNALS)
-"""Signals that a daemon only logs."""
 
 _PR_SET_PDEATHSIG = 1
 _INIT = 1

@@ -44,4 +44,3 @@ class GrpcUse:
 
 
 grpc_use = GrpcUse()
-"""The use of gRPC in this process."""

@@ -92,7 +92,6 @@ class Quorum:
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self:
-        """Return the quorum of a ledger, from its metadata."""
         return cls(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
 
     @property

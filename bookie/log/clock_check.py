@@ -29,7 +29,6 @@ Data is deleted at ages of half a day or more, so an hour does no harm.
 """
 
 ASKED_MAX = 5
-"""The greatest number of bookies that are asked."""
 
 TELLERS_MIN = 2
 """The fewest bookies that must tell their time before a deletion.

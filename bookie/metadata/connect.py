@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from bookie.metadata.security import MetadataSecurity
 
 SESSION_TIMEOUT_SECONDS = 30.0
-"""The default session timeout, in seconds."""
 
 _SESSION_TIMEOUT_SECONDS_MIN = 0.1
 _SESSION_TIMEOUT_SECONDS_MAX = 3600.0

@@ -96,7 +96,6 @@ VALUE_SIZE_BYTES_MAX = 512 * 1024
 """The largest value of a record, in bytes."""
 
 TRANSACTION_OPERATIONS_MAX = 100
-"""The most operations in one transaction."""
 
 TRANSACTION_SIZE_BYTES_MAX = 768 * 1024
 """The most bytes of keys and values in one transaction (ZooKeeper refuses requests of 1 MiB)."""

@@ -85,7 +85,6 @@ EXPIRY_EVENTS = (
     SessionEvent.RECONNECTED,
     SessionEvent.SESSION_REESTABLISHED,
 )
-"""The events of an expired session, in order."""
 
 
 class SessionState(enum.Enum):

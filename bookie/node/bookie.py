@@ -106,7 +106,6 @@ class Bookie:
         return bool(self._engine.read_only_reasons)
 
     def read_only_reasons(self) -> list[str]:
-        """The reasons to refuse new entries; empty if there are none."""
         return sorted(self._engine.read_only_reasons)
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
@@ -152,7 +151,6 @@ class Bookie:
         return not self._engine.holds_adds_back and budget.try_take(size, beyond)
 
     async def admit_add(self, size: int) -> None:
-        """Wait for `size` bytes of the budget for adds in flight; `add` gives them back later."""
         await self._adds_in_flight.take(size)
         try:
             await self._engine.room_for_adds()
@@ -292,7 +290,6 @@ class Bookie:
     # --- fences and LAC --------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, key: bytes) -> LacReply:
-        """Fence the ledger durably, then return this bookie's facts about the ledger's end."""
         state, refusal = await self._fenced(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message, fenced=state is not None)
@@ -300,7 +297,6 @@ class Bookie:
         return await self._lac(state)
 
     async def read_lac(self, ledger_id: int, key: bytes) -> LacReply:
-        """Return this bookie's facts about the ledger's end, without fencing."""
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message)
@@ -394,7 +390,6 @@ class Bookie:
     # --- reads -----------------------------------------------------------------------------
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
-        """Return the result of `read` for one entry if it is available at once, else None."""
         state = self._engine.known(command.ledger_id)
         if state is None or self._closing or command.fence:
             return None

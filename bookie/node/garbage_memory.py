@@ -165,7 +165,6 @@ class StoreMemory:
         self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
 
     def listed(self) -> None:
-        """Record that a listing of the metadata store contained a ledger."""
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
@@ -204,7 +203,6 @@ class StoreMemory:
         return ""
 
     def doubt(self, reason: str) -> None:
-        """Distrust the store until an operator confirms it."""
         self.now = replace(self.now, store_doubt=reason)
 
     def accept(self, marks: StoreMarks) -> None:
@@ -259,7 +257,6 @@ class Absences:
         return ledger_id in self._of
 
     def get(self, ledger_id: int) -> Absence | None:
-        """Return the absence of a ledger; None if the ledger is not absent."""
         return self._of.get(ledger_id)
 
     def first(self) -> Absence | None:

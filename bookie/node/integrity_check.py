@@ -333,7 +333,6 @@ class IntegrityCheck:
 
     @property
     def running(self) -> bool:
-        """True if a check is running, or will start at once."""
         return self._lock.locked() or self._asked
 
     async def _finish_check(self, *, is_asked: bool) -> CheckReport:

@@ -27,7 +27,6 @@ class Move:
     """The result of a move."""
 
     before: Cookie
-    """The cookie in the metadata store before the move."""
     after: Cookie
     """The same cookie after the move, with the directories of the settings."""
     rewritten: int

@@ -78,7 +78,6 @@ class SurveyReport:
     """The result of a survey."""
 
     ledgers: int
-    """Ledgers that lack copies."""
     silent: tuple[str, ...]
     """Bookies that did not answer; their missing entries are unknown."""
     named: frozenset[str]

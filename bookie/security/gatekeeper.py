@@ -79,7 +79,6 @@ class Caller:
         return self.permissions.principal
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """Return `Permissions.decide`."""
         return self.permissions.decide(right, ledger_id)
 
     def refuse(self, what: str, right: Right, ledger_id: int | None = None) -> NotPermittedError:
@@ -142,7 +141,6 @@ class Gatekeeper:
 
     @property
     def is_required(self) -> bool:
-        """True if callers need roles."""
         return self._is_required
 
     @property

@@ -37,11 +37,9 @@ class GrantScope:
 
     @property
     def is_everything(self) -> bool:
-        """True if the grant applies to every ledger."""
         return self == EVERYTHING
 
     def holds_ids_of(self, ledger_id: int) -> bool:
-        """True if `ledger_id` lies in ``first_ledger_id … last_ledger_id``."""
         return self.first_ledger_id <= ledger_id <= self.last_ledger_id
 
     def holds_log(self, log: str) -> bool:
@@ -92,7 +90,6 @@ class Grant:
 
     @property
     def rights(self) -> int:
-        """The set of rights that the role gives, one bit for each right."""
         return ROLE_RIGHTS[self.role]
 
 

@@ -88,7 +88,6 @@ class PemFiles(Followed[_Loaded]):
 
     @property
     def settings(self) -> SecuritySettings:
-        """The settings in ``[security]``, which name the files."""
         return self._settings
 
     def _reload(self) -> _Loaded:

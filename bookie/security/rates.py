@@ -99,7 +99,6 @@ class RateLimits:
 
     @property
     def is_set(self) -> bool:
-        """True if at least one of the rates is limited."""
         return bool(self.bytes_per_second or self.requests_per_second)
 
 
@@ -219,7 +218,6 @@ class Rates:
 
     @property
     def is_on(self) -> bool:
-        """True if the present settings limit any rate."""
         settings = self._current()
         if settings is not self._settings:
             self._renew(settings)

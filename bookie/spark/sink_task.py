@@ -47,7 +47,6 @@ TASK_RANGES_MAX = 256
 """The most ranges that a task writes at the same time. Each range has an open ledger."""
 
 LogRanges = dict[str, list[PendingRange]]
-"""The ranges that were written, by the name of the log."""
 
 
 def find_log(

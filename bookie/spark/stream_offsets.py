@@ -37,7 +37,6 @@ class StreamOffset:
     """The `LogDefinition.log_id` of each log, by name. Offsets of older versions have no ids."""
 
     def logs(self) -> list[str]:
-        """Return the names of the logs, sorted."""
         return sorted({log for log, _ in self.offsets})
 
     def is_other(self, log: str, definition: LogDefinition) -> bool:

@@ -324,7 +324,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return lost
 
     def _within(self, look: Look, limit: ReadLimit) -> StreamOffset:
-        """Return the end offsets of a batch that respects the limits."""
         surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
             return look.end

@@ -43,7 +43,6 @@ class BookieProcess:
 
     @property
     def address(self) -> str:
-        """Return the address that clients connect to."""
         return join_address("127.0.0.1", self.member.port)
 
     @property
@@ -67,7 +66,6 @@ class BookieProcess:
 
     @property
     def is_stopping(self) -> bool:
-        """True after the end of the process was requested."""
         return self._stopping
 
     async def start(self, environment: Mapping[str, str] | None = None) -> None:
@@ -143,7 +141,6 @@ class BookieProcess:
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
-        """Kill the process (SIGKILL), and return its exit status."""
         return await self._end(signal.SIGKILL)
 
     async def _end(self, number: signal.Signals) -> int:

@@ -25,7 +25,6 @@ BUCKET_BITS = 48
 """A bucket has 2 to the power of `BUCKET_BITS` ids."""
 
 BUCKETS = 1 << (63 - BUCKET_BITS)
-"""The number of buckets."""
 
 
 class LedgerIdGenerator:

@@ -460,7 +460,6 @@ class BookiePool:
         directory.on_arrival(self._on_arrival)
 
     def next_request_id(self) -> int:
-        """Return a request id that this client has not used."""
         return next(self._request_ids)
 
     def connection(self, bookie_id: str) -> BookieConnection:

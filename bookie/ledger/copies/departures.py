@@ -50,11 +50,9 @@ class Departures:
         self._clock = clock or SystemClock()
 
     async def names(self) -> set[str]:
-        """Return the ids of all recorded bookies."""
         return set(await self._store.get_children(self._path))
 
     async def find(self, bookie_id: str) -> Departure | None:
-        """Return the record of a bookie; None if the bookie is not recorded."""
         record = await self._store.get(self._key(bookie_id))
         if record is None:
             return None

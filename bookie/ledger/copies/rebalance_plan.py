@@ -51,7 +51,6 @@ class SlotMove:
 
     ledger_id: int
     first_entry_id: int
-    """The first entry of the fragment."""
     former: str
     newcomer: str
     size_bytes: int
@@ -106,11 +105,9 @@ class RebalancePlan:
 
     @property
     def is_balanced(self) -> bool:
-        """True if every writable bookie is balanced."""
         return all(self._low <= self._fill(name) <= self._high for name in self._writable)
 
     def moves_of(self, metadata: LedgerMetadata) -> list[SlotMove]:
-        """Plan the moves of one ledger."""
         moves: list[SlotMove] = []
         for fragment, size in slot_sizes(metadata):
             bookies = list(fragment.bookies)
@@ -129,7 +126,6 @@ class RebalancePlan:
         return moves
 
     def undo(self, move: SlotMove) -> None:
-        """Remove a move from the plan, because the move was not made."""
         self._apply(move, -1)
 
     def _apply(self, move: SlotMove, sign: int) -> None:

@@ -50,7 +50,6 @@ class RepairOutcome:
     bookie_id: str
     outcome: str
     entries: int = 0
-    """Number of entries that were copied."""
     packet_bytes: int = 0
     detail: str = ""
 

@@ -93,7 +93,6 @@ class Spread:
         self._costs = [self._cost(index) for index in range(len(self._sets))]
         self._bound = self._find_bound()
         self.steps = 0
-        """The number of steps of the search."""
         self.is_given_up = False
         """True if a better choice than the returned choice may exist."""
         self._takes_largest = False

@@ -160,7 +160,6 @@ class LedgerRead:
         self.replica = replica % metadata.write_quorum_size
         """The position in a write set of the replica to ask first; readers should differ."""
         self.bookies: Sequence[str] = ()
-        """The ensemble of the current window."""
         self.parts: list[_Part] = []
         self.suspects = suspects
         """Slots that recently failed or were silent, which are asked last."""

@@ -33,7 +33,6 @@ class RecoveryTail:
 
     @property
     def bookies(self) -> tuple[str, ...]:
-        """The ensemble of the last fragment of the tail, which stores the next entries."""
         return self.fragments[-1].bookies
 
     @property

@@ -101,7 +101,6 @@ class Replacements:
 
     @property
     def may_begin(self) -> bool:
-        """True if newcomers may be requested."""
         is_free = not self.is_choosing and not self.lacks_spares
         return self.due != 0 and self.left > 0 and is_free
 

@@ -45,7 +45,6 @@ class Pacing:
 
     @property
     def mask(self) -> int:
-        """The paced slots, as a bit mask."""
         return sum(1 << slot for slot in self.slots)
 
     def hold_back(self, slot: int, seconds: float) -> list[WriterEffect]:

@@ -330,7 +330,6 @@ class LedgerWriter:
         return self._unless_paced(slot, pacing.taken(slot, batch.number))
 
     def _on_pace(self, kind: str, slot: int) -> list[WriterEffect]:
-        """Handle a timer of a paced slot."""
         pacing, bit = self.delivery.pacing, 1 << slot
         if kind == "resend":
             return self._unless_paced(slot, pacing.go_on(slot))

@@ -42,7 +42,6 @@ _VERSION = 1
 _OPEN_RANGES_MAX = 2
 
 PARTITIONS_MAX = 1024
-"""The greatest number of partitions of one log."""
 
 NO_TIME_MS = -(2**63)
 """The greatest timestamp of a partition without records."""

@@ -70,7 +70,6 @@ class LogPolicy:
     """
 
     partitions: int | None = None
-    """The number of partitions of a new log."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -103,7 +103,6 @@ class LogName:
 
     @property
     def key(self) -> str:
-        """The key below which all records of the log are stored."""
         return f"{keys.LOGS}/{self.namespace}/{self.log}"
 
     @property
@@ -136,7 +135,6 @@ class LogPartition:
 
     @property
     def key(self) -> str:
-        """The key below which all records of the partition are stored."""
         return f"{self.name.key}/partitions/{self.number:0{_PARTITION_DIGITS}}"
 
     @property

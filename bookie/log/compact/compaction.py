@@ -83,12 +83,10 @@ class CompactionGroup:
 
     @property
     def entries(self) -> int:
-        """The number of entries to copy."""
         return sum(one.count or 0 for one in self.ranges)
 
     @property
     def size_bytes(self) -> int:
-        """The payload bytes to copy."""
         return size_of(self.ranges)
 
     @property
@@ -104,7 +102,6 @@ class CompactionPlan:
     groups: tuple[CompactionGroup, ...]
     """The groups, ordered by partition, then by offset."""
     ledgers: int
-    """The number of ledgers that the log has now."""
     left: Mapping[int, str]
     """For each partition number: the reason why some of its small ranges stay."""
 

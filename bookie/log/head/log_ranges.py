@@ -49,7 +49,6 @@ class LedgerRun:
     last_entry_id: int | None
     """The last entry, inclusive; None while entries may still be appended."""
     offset: int
-    """The offset of the run's first entry."""
     size_bytes: int | None
     """An upper bound of the payload bytes; None if it is unknown."""
 

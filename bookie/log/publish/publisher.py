@@ -256,7 +256,6 @@ class _Look:
     last: Versioned[int]
     definition: LogDefinition
     condition: Check
-    """The condition that the log exists."""
     heads: Mapping[LogPartition, Versioned[LogHead]]
 
 

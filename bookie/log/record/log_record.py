@@ -49,7 +49,6 @@ _PRODUCER = struct.Struct("<qH")
 _HEADERS = struct.Struct("<I")
 _HEADER = struct.Struct("<HI")
 HAS_KEY = 1
-"""Flag of a record with a key."""
 _HAS_PRODUCER = 2
 IS_LATE = 4
 """Flag of a record whose timestamp is smaller than that of a record before it."""

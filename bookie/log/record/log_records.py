@@ -91,7 +91,6 @@ class RecordColumns(NamedTuple):
     timestamps_ms: NDArray[np.int64]
     has_key: NDArray[np.bool_]
     starts: NDArray[np.int64]
-    """The places in `data` at which the records begin."""
     keys_at: NDArray[np.int64]
     values_at: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -151,11 +150,9 @@ class PlainRecords(Sequence[LogRecord]):
         self, payloads: Sequence[bytes], columns: RecordColumns, first: LogPosition
     ) -> None:
         self.payloads = payloads
-        """The entries' payloads."""
         self.columns = columns
         """The columns of the same records, for callers that need no record objects."""
         self.first = first
-        """The position of the first record."""
 
     def __len__(self) -> int:
         return len(self.payloads)

@@ -19,7 +19,6 @@ class Segment:
 
     writer: WriterHandle
     partition: int
-    """The number of the partition."""
     base_offset: int
     """The offset of the ledger's first entry."""
     started: float

@@ -200,7 +200,6 @@ class EtcdClient:
             await endpoint.close()
 
     def endpoint(self) -> EtcdEndpoint:
-        """Return the endpoint to which calls go now."""
         address = self._addresses[self._current]
         found = self._endpoints.get(address)
         if found is None:

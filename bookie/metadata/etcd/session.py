@@ -131,7 +131,6 @@ class EtcdSession:
             self._monitor.tell(Connected())
 
     def lose(self, lease: EtcdLease) -> None:
-        """Note that etcd has ended `lease`."""
         if lease is self._lease and self._monitor is not None and not self._is_ended:
             self._monitor.tell(Expired())
 

@@ -89,7 +89,6 @@ class Transaction:
         self._scope = scope
         self._given = operations
         self.is_sequential = any(isinstance(one, Put) and one.sequential for one in operations)
-        """True if the transaction writes a sequential record."""
         self._counters = counters
         self._rounds = 0
         self._ours: set[str] = set()

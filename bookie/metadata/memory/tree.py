@@ -30,7 +30,6 @@ class MemoryTree:
         self.stores: list[MemoryStore] = []
         self._sessions_begun = 0
         self.alive: set[bytes] = set()
-        """The sessions that have not ended."""
 
     def find(self, key: str) -> StoredRecord | None:
         return self.nodes.get(key)

@@ -33,7 +33,6 @@ class KnownRecords:
         self._deletions: deque[dict[str, int]] = deque([{}], maxlen=3)
 
     def learn(self, key: str, stat: ZnodeStat) -> None:
-        """Note a record that was read or written."""
         for some in self._deletions:
             if stat.czxid < some.get(key, 0):
                 return  # an event that arrived before this answer is newer

@@ -162,7 +162,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self.next: Pending | None = None
         """The request to which the next `_Result` belongs."""
         self.latest: socket.socket | None = None
-        """The socket of the latest connection."""
 
     def start(self) -> None:
         """Do nothing: kazoo's queues for callbacks stay unused."""

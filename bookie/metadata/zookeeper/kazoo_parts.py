@@ -99,7 +99,6 @@ class KazooConnected:
     password: bytes
     timeout_seconds: float
     number: int
-    """The number of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,6 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.session: int | None = None
         """The session of the present connection, if there is one."""
         self.number = 0
-        """The number of the latest connection."""
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
         self.add_listener(self._take_state)
 

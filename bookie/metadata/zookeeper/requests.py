@@ -149,7 +149,6 @@ class CheckVersion(NamedTuple):
 
 
 NodeOperation: TypeAlias = CreateNode | SetData | DeleteNode | CheckVersion
-"""An operation of a `Multi`."""
 
 
 class Multi(NamedTuple):

@@ -297,7 +297,6 @@ class Plan:
     """The parents of persistent sequential records."""
 
     creates: list[CreateNode] = field(default_factory=list)
-    """The operations that create the nodes of records."""
 
 
 class Planner:

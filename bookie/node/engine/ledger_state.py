@@ -287,7 +287,6 @@ class LimboCount:
         self._ahead: dict[int, bool] = {}
 
     def changed(self, ledger_id: int, *, before: bool, now: bool) -> None:
-        """Count a ledger that entered limbo or left it."""
         if ledger_id > self._listed_to:
             self._ahead[ledger_id] = now
         else:

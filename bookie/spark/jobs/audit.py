@@ -57,7 +57,6 @@ class AuditSummary:
 
     report: str
     ledgers: int
-    """Ledgers that have a verdict."""
     damaged_ledgers: int
     counts: tuple[VerdictCount, ...]
     examples: tuple[DamagedCopy, ...]
@@ -65,7 +64,6 @@ class AuditSummary:
 
     @property
     def has_damage(self) -> bool:
-        """True if at least one copy is damaged."""
         return any(one.verdict in DAMAGE for one in self.counts)
 
     @property
@@ -90,7 +88,6 @@ class AuditSummary:
 
     @property
     def sentence(self) -> str:
-        """Return one sentence about damage, unreachable bookies and right copies."""
         checked = (
             f"{self.verified_entries} copies of entries of {self.ledgers} ledgers are right "
             f"({pictures.size_text(self.verified_bytes)})"

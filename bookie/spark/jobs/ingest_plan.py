@@ -114,7 +114,6 @@ class IngestPlan:
 
     @property
     def is_multiline(self) -> bool:
-        """True if one row may span several lines of a file."""
         return self.reading().get("multiLine", "false").lower() == "true"
 
     def finding(self) -> dict[str, str]:
@@ -127,7 +126,6 @@ class IngestPlan:
         return found | given
 
     def reading(self) -> dict[str, str]:
-        """Return the user's options for reading the files of a batch."""
         return self._given(_READING[self.file_format])
 
     def _given(self, names: Sequence[str]) -> dict[str, str]:

@@ -64,7 +64,6 @@ class MoveTarget:
     checkpoint: str
     """The checkpoint directory, which belongs to this job alone."""
     create: bool = False
-    """True if missing logs are created."""
     partitions: int | None = None
     """The number of partitions of a created log. None leaves the number to the log's policy."""
     quarantine: str | None = None
@@ -76,7 +75,6 @@ class MoveTarget:
 
     @property
     def aside(self) -> str:
-        """Return the quarantine directory."""
         return self.quarantine or f"{self.checkpoint.rstrip('/')}/quarantine"
 
     def validate(self) -> None:
@@ -99,9 +97,7 @@ class Moved:
     """The outcome of a run; the numbers are those of the batches that Spark remembers."""
 
     rows: int
-    """The number of rows that were published."""
     quarantined: int = 0
-    """The number of rows in the quarantine."""
     skipped: int = 0
     """The number of rows that were neither published nor put into quarantine, as the plan says."""
     quarantine: str = ""

@@ -77,7 +77,6 @@ class ClusterStats:
 
     @property
     def racks(self) -> dict[str, int]:
-        """Return the stored bytes of each rack."""
         found: dict[str, int] = {}
         for one in self.bookies:
             found[one.rack] = found.get(one.rack, 0) + one.stored_bytes

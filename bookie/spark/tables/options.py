@@ -26,7 +26,6 @@ class TableOptions:
     partitions_min: int
 
     def wants(self, ledger_id: int) -> bool:
-        """True if the options select this ledger."""
         if self.ledgers is None:
             return True
         return any(first <= ledger_id <= last for first, last in self.ledgers)

@@ -435,5 +435,4 @@ class ClusterFaults:
 
 
 def _arm(machine: SimulatedMachine, fault: Fault) -> None:
-    """Add `fault` to a machine's disk, before the disk's other faults."""
     machine.disk.faults.insert(0, fault)

@@ -157,7 +157,6 @@ class SimulatedFile:
         return bytes(self.inode.data[offset : offset + size])
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """Read from the page cache; return None if it does not have all bytes."""
         if self._disk.cold():
             return None
         self._disk.look("pread_cached", self.inode.path)
@@ -203,7 +202,6 @@ class SimulatedFile:
         self._disk.entered(self.inode)
 
     def drop_cache(self) -> None:
-        """Sync the file, then drop its cache, so that later reads return the device's bytes."""
         fault = self._disk.enter("drop_cache", self.inode.path)
         if fault is not None:
             self.inode.lose(revert=fault.kind == "revert")
@@ -219,7 +217,6 @@ class SimulatedFile:
             self.inode.drop()
 
     def close(self) -> None:
-        """Close the file; if the file is a lock, release the lock."""
         if self.locked:
             self._disk.locks.discard(self.inode.path)
 
@@ -398,7 +395,6 @@ class SimulatedDisk:
     # --- the protocol --------------------------------------------------------------------
 
     def create(self, path: str, allocate_bytes: int) -> SimulatedFile:
-        """Create a file; if the file exists, make it empty."""
         fault = self.enter("create", path, str(allocate_bytes))
         directory, name = posixpath.split(path)
         parent = self._directory(directory)
@@ -448,7 +444,6 @@ class SimulatedDisk:
         self.pause()
 
     def unlink(self, path: str) -> None:
-        """Remove a name from its directory, if the name exists."""
         fault = self.enter("unlink", path)
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), path)

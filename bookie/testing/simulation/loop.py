@@ -130,7 +130,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.trace = crc32(text.encode(), self.trace)
 
     def new_lane(self) -> int:
-        """Return the number of a new lane."""
         self._lanes += 1
         self._priorities[self._lanes] = 1.0 + self._random.random()
         return self._lanes

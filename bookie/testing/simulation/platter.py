@@ -29,7 +29,6 @@ from typing import TypeAlias
 
 SECTOR = 512
 ROOT = 0
-"""The number of the root directory."""
 
 GARBAGE_BYTES_MAX = 64 * 1024
 

@@ -360,7 +360,6 @@ class SimulatedBookie:
     def _repair(
         self, store: SimulatedSession, started: StartedBookie, metrics: Metrics
     ) -> list[Coroutine[Any, Any, NoReturn]]:
-        """Return the coroutine of the repair service; [] if the cluster has no repair services."""
         settings, clock = self.cluster.repair, self.cluster.clock
         if settings is None:
             return []

@@ -259,7 +259,6 @@ class SimulatedNetwork:
                 self._slow[host].remove(seconds)
 
     def is_cut(self, source: str, target: str) -> bool:
-        """True if messages from `source` to `target` are held back."""
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:

@@ -49,7 +49,6 @@ class ServerSecurity:
         self._made_of = files.pems
 
     def credentials(self) -> Any:
-        """Return the credentials for a server's TLS port."""
         self._made_of = self._files.pems
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._made_of),

@@ -36,7 +36,6 @@ _CRC_SIZE_BYTES = 4
 _SLOTS_SIZE_BYTES = SLOTS_PER_PAGE * SLOT_SIZE_BYTES
 _PAGE_SIZE_BYTES = _CRC_SIZE_BYTES + _SLOTS_SIZE_BYTES
 EMPTY_SLOTS = bytes(_SLOTS_SIZE_BYTES)
-"""The slots of a page that does not exist."""
 
 _KEY = struct.Struct(">QQ")
 _SLOT = struct.Struct("<III")

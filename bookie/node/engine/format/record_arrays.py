@@ -69,7 +69,6 @@ class RecordArrays:
     """All records of the body of one block, as arrays."""
 
     offsets: Ids
-    """The offset of each record in the body."""
     ledger_ids: Ids
     """The ledger of each entry; this array and the next six have one value for each entry."""
     entry_ids: Ids
@@ -246,7 +245,6 @@ def _entries(
 def _lone_entries(
     records: npt.NDArray[np.void], offsets: Ids, at: Ids, others: tuple[Record, ...]
 ) -> RecordArrays | None:
-    """Do the work of `_entries` for records with one entry each."""
     heads, headers = records["head"], records["packet"]
     sizes = records["size"].astype(np.int64)
     packets = at + _HEAD.itemsize + _U32.itemsize

@@ -30,7 +30,6 @@ class SlotWriter:
     def __init__(self, txn: WriteTransaction) -> None:
         self._txn = txn
         self.pages = 0
-        """The number of pages that were written."""
         self.live_delta: dict[int, int] = {}
         """Maps a file number to the change of the live bytes in that file."""
 

@@ -46,11 +46,9 @@ class Arrived:
         return HELD_BACK_BYTES * min(len(self.busy), HELD_BACK_MAX)
 
     def message(self, size: int) -> None:
-        """Count a message of `size` bytes."""
         self.taken += size + size // PARTS + MESSAGE_BYTES
 
     def call(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Count the beginning of a call with this metadata."""
         self.taken += CALL_BYTES + sum(len(key) + len(value) for key, value in metadata)
 
 

@@ -515,7 +515,6 @@ def _check_late(visit: Visit | None) -> None:
 
 
 def _first(request: tuple[Any, ...]) -> int:
-    """Return the ledger id of a request that is a tuple."""
     ledger_id: int = request[0]
     return ledger_id
 

@@ -69,7 +69,6 @@ class Share:
 
     @property
     def is_empty(self) -> bool:
-        """True if the holder uses nothing now."""
         return not (self.calls or self.adds.used or self.read_bytes or self.watches)
 
 

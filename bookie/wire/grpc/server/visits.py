@@ -193,7 +193,6 @@ class Visit:
         self.peer = peer
         self.shares = shares
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
-        """The task that serves the call."""
         self.is_sending = False
         self.looks = self.taken = self.held = 0
         """Looks at the client while it takes no answer: their number, the bytes that it had taken
@@ -268,7 +267,6 @@ class Visit:
             raise
 
     def end_add(self, size: int) -> None:
-        """End the charge of `size` bytes of adds."""
         for share in self.shares:
             share.adds.give_back(size)
         self._forget()
@@ -307,7 +305,6 @@ class Visit:
             share.watches += 1
 
     def end_watches(self, count: int = 1) -> None:
-        """End the charge of `count` watches."""
         for share in self.shares:
             share.watches -= count
         self._forget()
