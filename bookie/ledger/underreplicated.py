@@ -8,7 +8,7 @@ and ``bookie-repair-history``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bookie.errors import FormatError
 from bookie.ids import is_valid_bookie_id
@@ -159,19 +159,7 @@ class EndedRepair:
 
 def encode_history(repairs: Iterable[EndedRepair]) -> bytes:
     """Encode a worker's last repairs, oldest first; the worker's name is in the record's key."""
-    rows = [
-        {
-            "ledger_id": one.ledger_id,
-            "outcome": one.outcome,
-            "entries": one.entries,
-            "packet_bytes": one.packet_bytes,
-            "seconds": one.seconds,
-            "detail": one.detail,
-            "ended_ms": one.ended_ms,
-        }
-        for one in repairs
-    ]
-    return json_record.encode(_HISTORY_FORMAT, _VERSION, {"repairs": rows})
+    return json_record.encode(_HISTORY_FORMAT, _VERSION, {"repairs": [*map(asdict, repairs)]})
 
 
 def decode_history(data: bytes) -> list[EndedRepair]:

@@ -7,7 +7,7 @@ Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bookie.ids import MAX_ID
 from bookie.metadata import json_record
@@ -44,8 +44,7 @@ class GroupAssignment:
 
 def encode_member_profile(profile: MemberProfile) -> bytes:
     """Encode a profile as bytes."""
-    fields = {"owner": profile.owner, "logs": list(profile.logs), "pattern": profile.pattern}
-    return json_record.encode(_MEMBER_FORMAT, _VERSION, fields)
+    return json_record.encode(_MEMBER_FORMAT, _VERSION, asdict(profile))
 
 
 def decode_member_profile(data: bytes) -> MemberProfile:
@@ -60,15 +59,11 @@ def decode_member_profile(data: bytes) -> MemberProfile:
 
 def encode_group_assignment(assignment: GroupAssignment) -> bytes:
     """Encode an assignment as bytes."""
-    fields = {
-        "generation": assignment.generation,
-        "leader": assignment.leader,
-        "changed_ms": assignment.changed_ms,
-        "shares": [
-            {"member": member, "partitions": list(partitions)}
-            for member, partitions in sorted(assignment.shares.items())
-        ],
-    }
+    shares = [
+        {"member": member, "partitions": list(partitions)}
+        for member, partitions in sorted(assignment.shares.items())
+    ]
+    fields = asdict(assignment) | {"shares": shares}
     return json_record.encode(_ASSIGNMENT_FORMAT, _VERSION, fields)
 
 

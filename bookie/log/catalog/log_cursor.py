@@ -7,7 +7,7 @@ holder and each reset raises the epoch, so a commit by a former holder is refuse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bookie.ids import MAX_ID
 from bookie.metadata import json_record
@@ -34,14 +34,7 @@ class LogCursor:
 
 def encode_log_cursor(cursor: LogCursor) -> bytes:
     """Encode a cursor as bytes."""
-    fields = {
-        "offset": cursor.offset,
-        "epoch": cursor.epoch,
-        "owner": cursor.owner,
-        "committed_ms": cursor.committed_ms,
-        "is_protected": cursor.is_protected,
-    }
-    return json_record.encode(_FORMAT, _VERSION, fields)
+    return json_record.encode(_FORMAT, _VERSION, asdict(cursor))
 
 
 def decode_log_cursor(data: bytes) -> LogCursor:
