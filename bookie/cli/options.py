@@ -34,32 +34,18 @@ def _refuse_other_store(context: typer.Context, uri: _Uri) -> _Uri:
     return uri
 
 
-Metadata = Annotated[
-    str,
-    typer.Option(
-        "--metadata",
-        "-m",
-        envvar="BOOKIE_METADATA",
-        show_envvar=True,
-        callback=_refuse_other_store,
-        metavar="URI",
-        help="The metadata store, such as local:///var/lib/cluster/metadata.",
-    ),
-]
-
-OptionalMetadata = Annotated[
-    str | None,
-    typer.Option(
-        "--metadata",
-        "-m",
-        envvar="BOOKIE_METADATA",
-        show_envvar=True,
-        callback=_refuse_other_store,
-        metavar="URI",
-        help="The metadata store, such as local:///var/lib/cluster/metadata.",
-        show_default=False,
-    ),
-]
+_METADATA = typer.Option(
+    "--metadata",
+    "-m",
+    envvar="BOOKIE_METADATA",
+    show_envvar=True,
+    callback=_refuse_other_store,
+    metavar="URI",
+    help="The metadata store, such as local:///var/lib/cluster/metadata.",
+    show_default=False,
+)
+Metadata = Annotated[str, _METADATA]
+OptionalMetadata = Annotated[str | None, _METADATA]
 
 Output = Annotated[
     OutputFormat,
