@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.cluster import keys
@@ -69,8 +68,6 @@ UNSEEN_SECONDS_MAX = 60.0
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
 """The shortest wait of a ledger that failed, and its wait for each ledger that failed; the longer
 wait applies, up to `repair.retry_seconds_max`."""
-RELEASE_SECONDS = 2.0
-"""The longest wait for giving a lock back; later, the replicator tries again."""
 
 _log = event_log(__name__)
 
@@ -234,13 +231,8 @@ class OpenLedgers:
         try:
             if not await self._worker.marks.acquire(ledger_id, needs_mark=False):
                 return  # another worker repairs it; the next round comes soon
-            lock = self._worker.marks.lock_of(ledger_id)
-            try:
+            async with self._worker.marks.holding(ledger_id):
                 is_over = await self._recover(ledger_id, one)
-            finally:
-                with suppress(BookieError, TimeoutError):
-                    async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)

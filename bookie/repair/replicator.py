@@ -58,8 +58,6 @@ LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_EACH = 0.2
 """Each failure delays all retries by this time, so at most 5 repairs per second fail again."""
-RELEASE_SECONDS = 2.0
-"""The longest wait for giving a lock back; later, the replicator tries again."""
 GIVE_BACK_SECONDS = 5.0
 """Time between two attempts to give back locks that were not given back in time."""
 FORGET_SECONDS = 3600.0
@@ -325,15 +323,9 @@ class Replicator:
         try:
             if not await self._worker.marks.acquire(ledger_id):
                 return
-            lock = self._worker.marks.lock_of(ledger_id)
-            try:
+            async with self._worker.marks.holding(ledger_id) as lock:
                 outcomes = await self._finish(ledger_id, lock)
                 self._history.note(ledger_id, outcomes, self._worker.clock.monotonic() - began)
-            finally:
-                # The end of the process does not wait for a silent store: locks are leased.
-                with suppress(BookieError, TimeoutError):
-                    async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)

@@ -65,8 +65,6 @@ ROUNDS_PER_GRACE = 10.0
 `ROUND_SECONDS_MAX`."""
 REST, REST_SECONDS_MAX = 20.0, 3600.0
 """A pause is at least `REST` times as long as the round before it, up to `REST_SECONDS_MAX`."""
-RELEASE_SECONDS = 2.0
-"""The longest wait for giving a lock back; later, the replicator tries again."""
 
 _log = event_log(__name__)
 
@@ -204,19 +202,13 @@ class Reclaimer:
                 return False
             if not await self._worker.marks.acquire_unmarked(ledger_id):
                 return False
-            lock = self._worker.marks.lock_of(ledger_id)
+            async with self._worker.marks.holding(ledger_id) as lock:
 
-            def is_certain() -> bool:
-                is_same = participant.is_certain and participant.session_epoch == epoch
-                return is_same and self._worker.marks.has(ledger_id, lock)
+                def is_certain() -> bool:
+                    is_same = participant.is_certain and participant.session_epoch == epoch
+                    return is_same and self._worker.marks.has(ledger_id, lock)
 
-            try:
                 return await self._remove(ledger_id, lock, is_certain)
-            finally:
-                # The end of the process does not wait for a silent store: locks are leased.
-                with suppress(BookieError, TimeoutError):
-                    async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._worker.marks.release(ledger_id, lock)
         except NoSuchLedgerError:
             return False  # garbage collection deletes it
         except MetadataError:

@@ -42,7 +42,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -52,6 +52,7 @@ from bookie.env import Clock, SystemClock, jitter
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
+    BookieError,
     FormatError,
     KeyExistsError,
     MetadataClosedError,
@@ -71,6 +72,9 @@ from bookie.ledger.underreplicated import (
 from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put, Record
 from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
+
+RELEASE_SECONDS = 2.0
+"""The longest wait for giving a lock back at the end of `UnderreplicationManager.holding`."""
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
 """The kinds of checks of the whole cluster; the time when each last ended is stored."""
@@ -409,6 +413,21 @@ class UnderreplicationManager:
             return is_over
         del self._held[ledger_id]
         return True
+
+    @asynccontextmanager
+    async def holding(self, ledger_id: int) -> AsyncIterator[RepairLock]:
+        """Yield the lock that `acquire` took before, and give it back after the block.
+
+        The end of a process does not wait for a silent store, because locks are leased. So after
+        `RELEASE_SECONDS`, the lock is left to `give_back_doubtful`.
+        """
+        lock = self.lock_of(ledger_id)
+        try:
+            yield lock
+        finally:
+            with suppress(BookieError, TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self.release(ledger_id, lock)
 
     async def release(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         """Give back this worker's lock, if it has one, and keep the ledger's mark.

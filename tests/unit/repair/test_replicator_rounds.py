@@ -18,7 +18,7 @@ from bookie.env import SystemClock, beside
 from bookie.errors import FormatError, MetadataUnavailableError
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.departures import Departures, RepairFailures
-from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.marks import RELEASE_SECONDS, UnderreplicationManager
 from bookie.ledger.copies.repair_history import FAILED
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.replica_repair import RepairOutcome
@@ -30,7 +30,6 @@ from bookie.repair.replicator import (
     IDLE_SECONDS,
     IDLE_SHARE,
     LEDGERS_OF_A_ROUND,
-    RELEASE_SECONDS,
     Replicator,
 )
 from bookie.repair.worker import RepairWorker
