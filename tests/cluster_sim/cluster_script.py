@@ -41,6 +41,7 @@ from bookie.testing.simulation.simulated_cluster import (
     SimulatedCluster,
 )
 from bookie.testing.simulation.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
+from bookie.wire.commands import ReadCommand
 from tests.cluster_sim.cluster_observers import ClusterObservers, observed
 from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
 from tests.cluster_sim.lives_of_ids import LATER_LIFE
@@ -72,6 +73,30 @@ LINE_MAX = 240
 
 PASSWORDS = (b"", b"sesame")
 WRONG_PASSWORD = b"simsim"
+
+
+async def deleted_leftovers(cluster: SimulatedCluster, ledger_ids: set[int]) -> list[str]:
+    """Return a sentence for each of the ledgers that a bookie still stores.
+
+    Bookies that are not running also get a sentence. If there is a sentence, the function wakes
+    garbage collectors.
+    """
+    left = []
+    for bookie in cluster.bookies:
+        if bookie.node is None or bookie.garbage is None:
+            left.append(f"{bookie.host} is away")
+            continue
+        try:
+            async for rows in bookie.node.list_ledgers(-1):
+                found = [row.ledger_id for row in rows if row.ledger_id in ledger_ids]
+                left += [f"{bookie.host} stores {ledger_id}" for ledger_id in found]
+        except OSError as error:  # the bookie's process is ending
+            left.append(f"{bookie.host}: {error}")
+        if left:
+            # The collector pauses for long after a slow listing.
+            bookie.garbage.wake()
+    return left
+
 
 DELETION_GRACE_SECONDS = 60.0
 """Until then a bookie that cannot list the ledgers may take appends to a deleted one."""
@@ -326,7 +351,9 @@ class ClusterScript:
             async with asyncio.timeout(OPERATION_SECONDS_MAX):
                 metadata = await bookkeeper.ledger_metadata(ledger_id)
                 bookie_id = choose.choice(metadata.last_fragment.bookies)
-                reply = await client.read_with_key(bookie_id, ledger_id, derive_key(WRONG_PASSWORD))
+                channel = bookkeeper._connected.pool.connection(bookie_id).channel()
+                command = ReadCommand(ledger_id, 0, 0, master_key=derive_key(WRONG_PASSWORD))
+                reply = await channel.read(command, timeout=1.0)
                 if reply.batch is not None:
                     self.problems.append(f"{bookie_id} gave ledger {ledger_id} for a wrong key")
                 self.cluster.counts["wrong key refused"] += reply.status is Status.UNAUTHORIZED
@@ -467,7 +494,7 @@ class ClusterScript:
 
     async def _until_reclaimed(self, gone: set[int]) -> None:
         """Bookies give back the room of deleted ledgers."""
-        while left := await self.cluster.deleted_leftovers(gone) if gone else []:
+        while left := await deleted_leftovers(self.cluster, gone) if gone else []:
             self.cluster.note(f"calm: deleted ledgers are left: {left}")
             await asyncio.sleep(1.0)
         self._final += [

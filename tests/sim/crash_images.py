@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from bookie.node.engine.engine import Engine
 from bookie.testing.simulation.machine import Left, SimulatedMachine
-from bookie.testing.simulation.platter import Cut, FileWrite, Image, cached, tear_last_write
+from bookie.testing.simulation.platter import Cut, FileWrite, Image, cached
 from tests.sim.observed import adopt, check
 from tests.sim.promises import Client, Frozen, Promises
 
@@ -99,6 +99,22 @@ class CrashImage:
     left: Left
     how: str
     power: bool
+
+
+def tear_last_write(image: Image, inode: int, share: float) -> Image:
+    """Return the image after a kill during a file's last write; the end of the write is missing."""
+    content = image.contents[inode]
+    if not content.pending:
+        return image
+    last = content.pending[-1]
+    if not isinstance(last, FileWrite):
+        return replace(
+            image,
+            contents={**image.contents, inode: replace(content, pending=content.pending[:-1])},
+        )
+    part = FileWrite(last.offset, last.data[: int(len(last.data) * share)])
+    torn = replace(content, pending=(*content.pending[:-1], part))
+    return replace(image, contents={**image.contents, inode: torn})
 
 
 def images_of(moment: Moment, choose: random.Random, count: int) -> Iterator[CrashImage]:

@@ -196,22 +196,6 @@ def kill(image: Image, choose: random.Random | None = None) -> Image:
     return replace(image, contents=contents)
 
 
-def tear_last_write(image: Image, inode: int, share: float) -> Image:
-    """Return the image after a kill during a file's last write; the end of the write is missing."""
-    content = image.contents[inode]
-    if not content.pending:
-        return image
-    last = content.pending[-1]
-    if not isinstance(last, FileWrite):
-        return replace(
-            image,
-            contents={**image.contents, inode: replace(content, pending=content.pending[:-1])},
-        )
-    part = FileWrite(last.offset, last.data[: int(len(last.data) * share)])
-    torn = replace(content, pending=(*content.pending[:-1], part))
-    return replace(image, contents={**image.contents, inode: torn})
-
-
 class Cut:
     """The random decisions of one power cut: which unsynced operations survive."""
 

@@ -50,7 +50,6 @@ from bookie.testing.simulation.simulated_network import (
     SimulatedProcess,
     run_in,
 )
-from bookie.wire.commands import ReadCommand, ReadReply
 from bookie.wire.grpc.server.grpc_server import _Gate
 from bookie.wire.grpc.server.service import BookieService
 
@@ -424,13 +423,6 @@ class SimulatedClient:
         )
         return await self.bookkeeper.__aenter__()
 
-    async def read_with_key(self, bookie_id: str, ledger_id: int, key: bytes) -> ReadReply:
-        """Read the first entry of a ledger from a bookie, with `key` as the ledger's key."""
-        assert self.bookkeeper is not None
-        channel = self.bookkeeper._connected.pool.connection(bookie_id).channel()
-        command = ReadCommand(ledger_id, 0, 0, master_key=key)
-        return await channel.read(command, timeout=1.0)
-
     def vanish(self) -> None:
         """End the client's process at once; none of its later messages arrives."""
         for session in self.sessions:
@@ -498,28 +490,6 @@ class SimulatedCluster:
         for future in waiting:
             if not future.done():
                 future.set_result(bookie)
-
-    async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
-        """Return a sentence for each of the ledgers that a bookie still stores.
-
-        Bookies that are not running also get a sentence. If there is a sentence, the function wakes
-        garbage collectors.
-        """
-        left = []
-        for bookie in self.bookies:
-            if bookie.node is None or bookie.garbage is None:
-                left.append(f"{bookie.host} is away")
-                continue
-            try:
-                async for rows in bookie.node.list_ledgers(-1):
-                    found = [row.ledger_id for row in rows if row.ledger_id in ledger_ids]
-                    left += [f"{bookie.host} stores {ledger_id}" for ledger_id in found]
-            except OSError as error:  # the bookie's process is ending
-                left.append(f"{bookie.host}: {error}")
-            if left:
-                # The collector pauses for long after a slow listing.
-                bookie.garbage.wake()
-        return left
 
     def note(self, text: str) -> None:
         """Add a line to the report of events, and to the loop's checksum `trace`."""
