@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -16,17 +14,13 @@ from bookie.cluster import keys
 from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id, read_status
-from bookie.cluster.layout import FLAT
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
     FormatError,
     KeyExistsError,
-    LedgerExistsError,
     NoSuchKeyError,
-    NoSuchLedgerError,
 )
-from bookie.ids import MAX_ID
 from bookie.ledger.catalog import ledger_ids
 from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
 from bookie.ledger.catalog.ledgers import LedgerManager
@@ -35,8 +29,8 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.model import Put
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
+from tests.conformance.streams import next_item
 
-T = TypeVar("T")
 _names = itertools.count()
 
 
@@ -55,13 +49,8 @@ async def memory() -> AsyncIterator[MetadataStore]:
         yield opened
 
 
-async def _next(stream: AsyncIterator[T]) -> T:
-    async with asyncio.timeout(60):
-        return await anext(stream)
-
-
-def _metadata(ledger_id: int, **changes: int) -> LedgerMetadata:
-    metadata = LedgerMetadata(
+def _metadata(ledger_id: int) -> LedgerMetadata:
+    return LedgerMetadata(
         ledger_id=ledger_id,
         ensemble_size=3,
         write_quorum_size=3,
@@ -69,7 +58,6 @@ def _metadata(ledger_id: int, **changes: int) -> LedgerMetadata:
         state=LedgerState.OPEN,
         fragments=(Fragment(0, ("bookie-1", "bookie-2", "bookie-3")),),
     )
-    return replace(metadata, **changes)  # type: ignore[arg-type]  # integers only
 
 
 # ---- keys
@@ -83,29 +71,6 @@ def test_a_key_is_only_built_from_a_bookie_id(bookie_id: str) -> None:
 
 
 # ---- instance
-
-
-async def test_a_cluster_is_initialized_once(store: MetadataStore) -> None:
-    with pytest.raises(NoSuchKeyError, match="cluster init"):
-        await read_instance_id(store)
-    instance_id = await initialize_cluster(store)
-    assert str(uuid.UUID(instance_id)) == instance_id
-    with pytest.raises(KeyExistsError, match="initialized already"):
-        await initialize_cluster(store)
-    assert await read_instance_id(store) == instance_id
-
-
-async def test_of_two_initializations_one_wins(store: MetadataStore) -> None:
-    async def attempt() -> str | None:
-        try:
-            return await initialize_cluster(store)
-        except KeyExistsError:
-            return None
-
-    async with asyncio.TaskGroup() as tasks:
-        attempts = [tasks.create_task(attempt()) for _ in range(5)]
-    (winner,) = [task.result() for task in attempts if task.result() is not None]
-    assert await read_instance_id(store) == winner
 
 
 @pytest.mark.parametrize(
@@ -212,7 +177,7 @@ async def test_a_busy_generator_asks_rarely(memory: MetadataStore) -> None:
             await generator.next()
         await memory.put(keys.ID_BUCKETS + "/end", b"")
         blocks = 0
-        while (await _next(changes)).events[0].key != keys.ID_BUCKETS + "/end":  # type: ignore[union-attr]
+        while (await next_item(changes)).events[0].key != keys.ID_BUCKETS + "/end":  # type: ignore[union-attr]
             blocks += 1
     assert blocks <= 13  # 1 + 2 + 4 … + 512 = 1023, then by thousands
 
@@ -233,33 +198,6 @@ async def test_a_damaged_counter_gives_no_ids(memory: MetadataStore, value: byte
 # ---- ledger metadata
 
 
-async def test_ledger_metadata_changes_only_by_its_version(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    with pytest.raises(NoSuchLedgerError):
-        await ledgers.read(7)
-    with pytest.raises(NoSuchLedgerError):
-        await ledgers.write(_metadata(7), 3)
-    with pytest.raises(NoSuchLedgerError):
-        await ledgers.delete(7)
-    created = await ledgers.create(_metadata(7))
-    assert created.value.c_token != 0
-    assert await ledgers.read(7) == created
-    closed = created.value.closed(41, 4100)
-    with pytest.raises(BadVersionError):
-        await ledgers.write(closed, created.version + 1)
-    with pytest.raises(BadRequestError):
-        await ledgers.write(closed, -1)
-    assert await ledgers.read(7) == created
-    written = await ledgers.write(closed, created.version)
-    assert written.version > created.version
-    assert await ledgers.read(7) == written
-    with pytest.raises(BadVersionError):
-        await ledgers.delete(7, created.version)
-    await ledgers.delete(7, written.version)
-    with pytest.raises(NoSuchLedgerError):
-        await ledgers.read(7)
-
-
 async def test_a_write_of_a_ledger_may_depend_on_cookies(store: MetadataStore) -> None:
     """One step: if a cookie has changed, the ledger stays as it is."""
     ledgers, cookies = LedgerManager(store), CookieManager(store)
@@ -273,80 +211,3 @@ async def test_a_write_of_a_ledger_may_depend_on_cookies(store: MetadataStore) -
     with pytest.raises(BadVersionError):
         await ledgers.write(created.value, written.version, [cookies.unchanged("b2", 0)])
     assert await ledgers.read(7) == written
-
-
-async def test_a_second_create_fails_unless_it_is_the_same_one(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    mine = await ledgers.create(_metadata(7, c_token=77))
-    assert await ledgers.create(_metadata(7, c_token=77)) == mine
-    with pytest.raises(LedgerExistsError):
-        await ledgers.create(_metadata(7, c_token=78))
-    with pytest.raises(LedgerExistsError):
-        await ledgers.create(_metadata(7))
-
-
-async def test_damaged_ledger_metadata_is_not_a_missing_ledger(memory: MetadataStore) -> None:
-    await memory.put(FLAT.key(7), b"junk")
-    with pytest.raises(FormatError):
-        await LedgerManager(memory).read(7)
-
-
-async def test_a_listing_has_every_ledger_in_order(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    assert [i async for i in ledgers.list_ids()] == []
-    expected = [*range(300), 2**31, 2**40 + 5, MAX_ID]
-    for start in range(0, len(expected), 100):
-        await store.transaction([Put(FLAT.key(i), b"") for i in expected[start : start + 100]])
-    assert [i async for i in ledgers.list_ids()] == expected
-    assert [i async for i in ledgers.list_ids(after=-1)] == expected
-    assert [i async for i in ledgers.list_ids(after=0)] == expected[1:]
-    assert [i async for i in ledgers.list_ids(after=298)] == expected[299:]
-    assert [i async for i in ledgers.list_ids(after=MAX_ID)] == []
-
-
-async def test_a_listing_with_metadata_reads_the_same_as_one_by_one(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    created = [await ledgers.create(_metadata(ledger_id)) for ledger_id in (3, 9, 2**40)]
-    damaged: list[int] = []
-    assert [found async for found in ledgers.list_readable(damaged.append)] == created
-    assert [found async for found in ledgers.list_readable(damaged.append, 3)] == created[1:]
-    assert not damaged
-
-
-async def test_a_damaged_ledger_is_named_beside_the_listing(memory: MetadataStore) -> None:
-    await memory.put(FLAT.key(7), b"junk")
-    damaged: list[int] = []
-    assert [one async for one in LedgerManager(memory).list_readable(damaged.append)] == []
-    assert damaged == [7]
-
-
-async def test_a_listing_survives_deletions_and_sees_all_that_stays(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    for start in range(0, 600, 100):
-        await store.transaction([Put(FLAT.key(i), b"") for i in range(start, start + 100)])
-    seen = []
-    async for ledger_id in ledgers.list_ids():
-        seen.append(ledger_id)
-        if ledger_id % 3 == 0:
-            await ledgers.delete(ledger_id)
-    assert seen == list(range(600))
-
-
-async def test_a_stranger_among_the_ledgers_fails_the_listing(memory: MetadataStore) -> None:
-    await memory.put(FLAT.key(1), b"")
-    await memory.put(keys.LEDGERS + "/zz", b"")
-    with pytest.raises(FormatError):
-        [_ async for _ in LedgerManager(memory).list_ids()]
-
-
-async def test_a_ledger_is_watched_from_its_creation_to_its_end(store: MetadataStore) -> None:
-    ledgers = LedgerManager(store)
-    async with ledgers.watch(7) as states:
-        assert await _next(states) is None
-        created = await ledgers.create(_metadata(7))
-        assert await _next(states) == created
-        await ledgers.create(_metadata(70))
-        written = await ledgers.write(created.value.closed(1, 10), created.version)
-        assert await _next(states) == written
-        await ledgers.delete(7)
-        assert await _next(states) is None
