@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bookie.errors import BadRequestError
-from bookie.spark import places, selection, stream_offsets
+from bookie.spark import read_bounds, selection, stream_offsets
 from tests.fuzz.target import Target
 from tests.fuzz.text_targets import by_text
 
@@ -32,7 +32,7 @@ TARGETS: Sequence[Target] = (
     ),
     Target(
         "spark.time",
-        by_text(lambda text: places._parse_time("startingTimestamp", text)),
+        by_text(lambda text: read_bounds._parse_time("startingTimestamp", text)),
         [b'{"orders": {"0": "2026-01-31T09:30:00Z", "1": 17}}', b"17"],
         REFUSED,
     ),
