@@ -13,7 +13,7 @@ no client. Each process makes one client (`bookie.sync.shared_client`) when it f
 | `source` | the source with the name ``bookkeeper`` |
 | `options` | checks of the options that Spark passes |
 | `connecting` | the client of this process |
-| `source_options`, `selection`, `read_bounds` | the options of a read: its logs, its begin and end |
+| `source_options`, `selection`, `read_bounds` | the options of a read: logs, start, end |
 | `columns` | the columns of a read; records → Arrow |
 | `splits`, `stream_offsets` | the parts of a read for tasks; the textual form of offsets |
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
