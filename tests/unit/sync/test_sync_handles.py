@@ -70,7 +70,7 @@ def test_forwarded_verbs_show_their_arguments() -> None:
     assert shown.return_annotation is SyncWriter
     text = pydoc.render_doc(verb)
     assert "create_ledger in module bookie.sync.client" in text
-    assert "ensemble_size: bookies that the ledger is spread over" in text
+    assert "ensemble_size: the number of bookies" in text
     assert "async with" not in text
     assert inspect.signature(SyncCursors.commit) == inspect.signature(Cursors.commit)
 
