@@ -21,7 +21,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 T_co = TypeVar("T_co", covariant=True)
 
-_AWAITING = re.compile(r"\n *Await it, or enter it(.+\n)+")
+_AWAITING = re.compile(r"\n *Await the call,? or enter it(.+\n)+")
 """The paragraph of a docstring that is meant only for callers with an event loop."""
 
 
