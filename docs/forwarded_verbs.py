@@ -27,7 +27,8 @@ class ForwardedVerbs(griffe.Extension):
             if pkg.path == "bookie"
             for module in pkg[package].modules.values()
         ]
-        for cls in [cls for module in modules for cls in module.classes.values()]:
+        classes = [cls for module in modules for cls in module.classes.values()]
+        for cls in (cls for cls in classes if not cls.is_alias):  # an import is no definition
             for name, member in list(cls.attributes.items()):
                 if isinstance(member.value, griffe.ExprCall):
                     self._put(cls, name, member, member.value)
@@ -43,7 +44,8 @@ class ForwardedVerbs(griffe.Extension):
             member.docstring = griffe.Docstring(inspect.getdoc(method) or "", lineno=member.lineno)
             if isinstance(member.annotation, griffe.ExprSubscript):
                 member.annotation = member.annotation.slice
-            member.value, member.labels = None, {"property"}
+            member.value = None
+            member.labels = {"property"}
             return
         original = cls.modules_collection[verb.canonical_path]
         shown = griffe.Function(

@@ -315,7 +315,7 @@ class WriterHandle:
 
         Raises:
             BadRequestError, BookieError: like the immediate errors of `append`; nothing was
-            appended.
+                appended.
         """
         self._require_here()
         if self._refusal is not None:
@@ -371,7 +371,7 @@ class WriterHandle:
             LedgerFencedError: another client is recovering the ledger.
             LedgerClosedError: another client closed the ledger at a different end.
             MetadataError, UnavailableError: it is unknown if the ledger is closed; `close` may be
-            repeated.
+                repeated.
         """
         self._require_here()
         if self._abandoned:
