@@ -42,6 +42,12 @@ case $1 in
 esac
 """
 
+JOURNALCTL = """\
+#!/bin/bash
+# The journal of the bookie of the machine $MACHINE.
+cat "$MACHINES/$MACHINE/log"
+"""
+
 
 class Machines:
     """Where each bookie is, and what a guide calls it."""
@@ -53,8 +59,9 @@ class Machines:
         self.uri = f"local://{home}/metadata"
         self.http_ports: dict[str, int] = {}
         (home / "bin").mkdir()
-        (home / "bin" / "systemctl").write_text(SYSTEMCTL, encoding="utf-8")
-        (home / "bin" / "systemctl").chmod(0o755)
+        for name, text in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
+            (home / "bin" / name).write_text(text, encoding="utf-8")
+            (home / "bin" / name).chmod(0o755)
         self.variables = variables(MACHINES=str(home))
         path = self.variables["PATH"]
         self.variables["PATH"] = f"{home}/bin:{programs}:{path}"

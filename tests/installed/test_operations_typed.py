@@ -61,6 +61,7 @@ def test_the_examples_for_operators(operator: Operator) -> None:
         operator.run("systemctl start bookie")
     operator.run("bookie ledger create")
     assert operator.all_of("Where copies stand", bookie="b1")
+    operator.all_of("Rates", bookie="b1")
     said = operator.all_of("Namespaces of logs", bookie="b1")
     assert "quota_bytes" in said["bookie namespace show mail"]
     (line,) = re.findall(r"^17 3 .*$", operator.sections["Logs"], re.MULTILINE)

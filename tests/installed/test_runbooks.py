@@ -111,6 +111,7 @@ def everyday(operator: Operator) -> None:
     assert "b4" in said["bookie metadata ls /available/readwrite"]
     said = operator.all_of("Open files run out")
     assert "process_max_fds" in said["curl -s http://127.0.0.1:8000/metrics | grep _fds"]
+    operator.all_of("Too many connections")
     operator.all_of("Errors")
     made = operator.places["/etc/bookie/security"]
     operator.run(f"bookie security init {made}")
