@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,8 @@ WORK_SECONDS_MAX = 5.0
 SECONDS_MAX = 300.0
 """What is to happen has happened by then, even on a busy machine."""
 EPISODE_SECONDS_MAX = 1500.0
+LAST_LINES = 20
+"""Of each bookie's log, in the report of an episode that failed."""
 AUDIT = "replicas"
 
 REPAIR = {
@@ -609,7 +611,17 @@ async def repair_episode(
         except BaseException as error:
             error.add_note(f"seed {seed} on {store_of(seed)}; python -m {__spec__.name} {seed}")
             error.add_note("\n".join(episode.story))
+            error.add_note("\n".join(_last_words(episode)))
             raise
+
+
+def _last_words(episode: RepairEpisode) -> Iterator[str]:
+    """The state of each bookie's process, and the end of its log."""
+    for name, daemon in episode.cluster.daemons.items():
+        yield f"{name}: exit status {daemon.process.returncode}"
+        log = episode.cluster.path / f"{name}.log"
+        if log.exists():
+            yield from log.read_text(encoding="utf-8").splitlines()[-LAST_LINES:]
 
 
 def store_of(seed: int) -> str:
