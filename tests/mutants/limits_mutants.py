@@ -21,14 +21,6 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
         "A fence would wait for a thousand opened streams, or be refused because of them.",
     ),
     Mutant(
-        "the calls that wait for a method are bounded only by default",
-        "bookie/wire/grpc/transport.py",
-        '        ("grpc.server.max_pending_requests_hard_limit", WAITING_CALLS[1]),\n',
-        "",
-        (f"{_LINES}::test_the_calls_that_wait_for_one_method_are_bounded",),
-        "Calls that nobody has accepted would take 450 MB.",
-    ),
-    Mutant(
         "a read that the whole has no room for keeps its share",
         "bookie/wire/grpc/server/read_budget.py",
         "            visit.end_read(charge)\n            raise",
