@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.grpc.server.visits import Reception, Visit
+from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import (
     WatchChange,
     encode_watch_change,
@@ -175,7 +177,8 @@ async def test_a_listing_ends_when_the_role_is_taken_away(
     keeper.take(Grants([Grant("p", Role.REPAIRER)]))
     call.written = lambda: keeper.take(Grants())
     service = BookieService(node, node.settings, Metrics(), keeper)
-    await service.handlers()[rpc].unary_stream(request_.SerializeToString(), call)
+    details = SimpleNamespace(method=f"/{SERVICE}/{rpc}", invocation_metadata=())
+    await service.handlers().service(details).unary_stream(request_.SerializeToString(), call)
     statuses = [parse(page)[0].status for page in call.pages]
     assert statuses == [Status.OK, Status.NOT_PERMITTED]
 

@@ -40,7 +40,7 @@ from bookie.wire.grpc.server.read_stream import TOO_LATE, ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.grpc.server.visits import Reception, Visit
 from bookie.wire.grpc.transport import check_recipient, named
-from bookie.wire.interfaces import BookieNode, IdentifiedCall
+from bookie.wire.interfaces import SERVICE, BookieNode, IdentifiedCall
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -103,8 +103,7 @@ class BookieService:
         self._life = uuid.uuid4().hex
         """The id of this service; after a restart, which may lose unsynced adds, it is another."""
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        """Return the handlers of all methods, by the name of the method."""
+    def handlers(self) -> grpc.GenericRpcHandler:
         unary = grpc.unary_unary_rpc_method_handler
         paged = grpc.unary_stream_rpc_method_handler
         streamed = grpc.stream_stream_rpc_method_handler
@@ -117,7 +116,7 @@ class BookieService:
         }
         for call in self._calls():
             handlers[call.rpc] = unary(self._handler(call))
-        return handlers
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def end_streams(self) -> None:
         """End every stream after it has answered its requests; later streams end at once."""
