@@ -167,7 +167,7 @@ class Compactor:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
-        """Start a round soon; with `force`, the round takes every file with garbage."""
+        """Start a round soon; with `force`, it takes every file with garbage, unless suspended."""
         self._forced = self._forced or force
         self._interval.end()
 
@@ -192,8 +192,8 @@ class Compactor:
         """
         while True:
             await self._interval.wait(lambda: self._settings.compaction_interval_seconds)
+            force, self._forced = self._forced, False
             if not self.suspended:
-                force, self._forced = self._forced, False
                 await self.round(force=force)
 
     async def round(self, *, force: bool = False) -> RoundReport:

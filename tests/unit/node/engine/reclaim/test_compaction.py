@@ -536,29 +536,6 @@ async def test_adds_go_on_while_it_works(machine: Machine, engine: Engine) -> No
     await assert_all_there(engine, [1], range(50))
 
 
-async def test_a_forced_round_outlives_a_suspension(machine: Machine) -> None:
-    """Its order came while compaction was suspended; the next round is the forced one."""
-    machine.changes |= {"compaction_interval_seconds": 0.01}
-    forced: list[bool] = []
-    async with machine.engine() as engine:
-        rounds = engine.compactor.round
-
-        async def noted(*, force: bool = False) -> RoundReport:
-            forced.append(force)
-            return await rounds(force=force)
-
-        engine.compactor.round = noted  # type: ignore[method-assign]
-        engine.compactor.suspended = True
-        engine.compactor.wake(force=True)
-        await asyncio.sleep(0.1)
-        forced.clear()
-        engine.compactor.suspended = False
-        async with asyncio.timeout(60):
-            while len(forced) < 2:  # noqa: ASYNC110  (no event to wait for)
-                await asyncio.sleep(0.01)
-    assert forced[:2] == [True, False]
-
-
 async def test_a_round_is_made_by_itself_and_can_be_suspended(machine: Machine) -> None:
     """The interval is short here; a suspended bookie keeps its files."""
     machine.changes |= {"compaction_interval_seconds": 0.01}
