@@ -2,7 +2,7 @@
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. If a record of the same name belongs to another session, the
-member waits: this session may belong to an earlier run of the process. If the record is not deleted
+member waits: that session may belong to an earlier run of the process. If the record is not deleted
 in time, another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.

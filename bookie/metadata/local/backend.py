@@ -195,7 +195,7 @@ class LocalStore(MetadataStore):
 
         The heartbeat is written inside a write transaction. Before another process ends a session,
         it reads the session's heartbeat again inside its own write transaction. So no process ends
-        this session because of an older heartbeat.
+        the session because of an older heartbeat.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
