@@ -309,17 +309,18 @@ async def test_a_value_that_changes_while_it_is_loaded_is_loaded_again(
     )
     await client.session.put(KEY, b"1")
     await until(lambda: heard)
-    original, answered = client.store.get, asyncio.Event()
+    original, read, answered = client.store.get, asyncio.Event(), asyncio.Event()
 
     async def slow(key: str) -> Any:
         record = await original(key)
+        read.set()
         await answered.wait()
         return record
 
     client.store.get = slow  # type: ignore[method-assign]
     async with asyncio.TaskGroup() as tasks:
         load = tasks.create_task(cache.get(KEY))
-        await until(lambda: cache._loads)
+        await read.wait()
         await client.session.put(KEY, b"2")
         await until(lambda: len(heard) == 2)
         client.store.get = original  # type: ignore[method-assign]
