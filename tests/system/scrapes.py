@@ -42,10 +42,24 @@ def promtool(*words: str | Path) -> None:
 def exposed(metrics: Metrics, prefix: str = "") -> str:
     """What a bookie without a daemon around it exposes, or the metrics of a prefix alone.
 
-    Nobody says how such a bookie is registered.
+    Nobody says how such a bookie is registered. How full its disks are is said for a prefix alone.
     """
     lines = metrics.exposition()[0].decode().splitlines()
-    return without_status("".join(f"{line}\n" for line in lines if line.startswith((prefix, "#"))))
+    body = "".join(f"{line}\n" for line in lines if line.startswith((prefix, "#")))
+    return without_status(body if prefix else on_an_empty_disk(body))
+
+
+def on_an_empty_disk(body: str) -> str:
+    """An exposition of the same bookie, whose disks hold nothing.
+
+    How full the disks of this machine are is no matter of a test.
+    """
+    sizes = re.findall(r"(?m)^bookie_disk_total_bytes({.*}) (.*)$", body)
+    for labels, size in sizes:
+        free = rf"(?m)^bookie_disk_free_bytes{re.escape(labels)} .*$"
+        body, found = re.subn(free, f"bookie_disk_free_bytes{labels} {size}", body)
+        assert found == 1, labels
+    return body
 
 
 def without_status(body: str) -> str:

@@ -52,7 +52,15 @@ from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from tests.fault.daemon_cluster import DaemonCluster, daemon_cluster
-from tests.system.scrapes import RULES, Scrapes, alerts, exposed, promtool, without_status
+from tests.system.scrapes import (
+    RULES,
+    Scrapes,
+    alerts,
+    exposed,
+    on_an_empty_disk,
+    promtool,
+    without_status,
+)
 from tests.unit.ledger.real_cluster import real_cluster
 from tests.unit.ledger.real_cluster import until as eventually
 from tests.unit.node.engine.faulty_disk import Call, FaultyDisk, Hold
@@ -128,7 +136,7 @@ async def scraped(cluster: DaemonCluster) -> dict[str, str | None]:
     bodies: dict[str, str | None] = {}
     for name in cluster.daemons:
         try:
-            bodies[name] = (await cluster.page(name, "metrics"))[1]
+            bodies[name] = on_an_empty_disk((await cluster.page(name, "metrics"))[1])
         except aiohttp.ClientError:
             bodies[name] = None
     return bodies
@@ -318,10 +326,10 @@ async def test_a_disk_that_is_nearly_full(machine: Machine, prometheus: Scrapes)
     free = 0.151 * TERABYTE
     async with watching_a_disk(machine, lambda: DiskUsage(TERABYTE, int(free), 1)) as (watch, _):
         await watch.look()
-        prometheus.hold(20, b1=exposed(machine.metrics))
+        prometheus.hold(20, b1=exposed(machine.metrics, "bookie_disk_"))
         free = 0.149 * TERABYTE
         await watch.look()
-        prometheus.hold(10, b1=exposed(machine.metrics))
+        prometheus.hold(10, b1=exposed(machine.metrics, "bookie_disk_"))
         prometheus.fire()
         prometheus.hold(1)
         prometheus.fire("BookieDiskFillsUp")
