@@ -1,6 +1,7 @@
-"""Settings: one immutable section per component, from defaults, cluster, file, variables, flags.
+"""Settings: one immutable section for each component.
 
-A component gets only its own section. An unknown key is an error when the program starts. Only this
+The values come from defaults, the cluster's settings, a file, environment variables and flags. A
+component gets only its own section. An unknown key is an error when the program starts. Only this
 package reads settings from environment variables.
 """
 

@@ -10,8 +10,8 @@ from functools import cache
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
     """Warn that the deprecated name or value `what` was used; equal warnings appear only once.
 
-    Call `warn_deprecated` directly in the function that is deprecated, or that reads the deprecated
-    value. The warning shows the line that called the deprecated function.
+    Call `warn_deprecated` directly in the deprecated function, or in the function that reads the
+    deprecated value. The warning shows the line that called this function.
 
     Args:
         what: The old name or value, as a user writes it.

@@ -1,9 +1,9 @@
 """Checks the names of environment variables that begin with ``BOOKIE_``, to find misspellings.
 
-A variable ``BOOKIE_SECTION__KEY`` gives the value of a setting; `load` checks these variables. A
-name with only one underscore between section and key is an error if it would be a setting with two
-underscores. Any other unknown name may belong to another program, so it is only reported. Variables
-that Kubernetes sets for a service whose name begins with bookie are ignored.
+A variable ``BOOKIE_SECTION__KEY`` gives the value of a setting; `load` checks these variables. If
+one underscore stands between the section and the key of a setting, the name is an error. Any other
+unknown name may belong to another program, so this module only reports the name. Kubernetes sets
+variables for a service whose name begins with bookie; this module ignores these variables.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OF_SERVICES = re.compile(
     r"BOOKIE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-"""Matches the value of Kubernetes' ``BOOKIE_…PORT`` variables; a port setting is a number."""
+"""Matches the values that Kubernetes gives to ``BOOKIE_…PORT``; a bookie's port is a number."""
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return each unknown variable that begins with ``BOOKIE_``, with the most similar known name.
 
-    If no known name is similar, the name in the result is empty.
+    If no known name is similar to a variable, the variable is returned with an empty text.
 
     Raises:
         ConfigurationError: a variable has one underscore instead of two between section and key.

@@ -10,7 +10,8 @@ a fence on one connection would wait for thousands of adds on other connections.
 This module makes the writing end of the pair of sockets non-blocking. If a byte does not fit into
 the buffer, the bytes in the buffer already wake the event loop, so no event is lost.
 
-Source: measured with grpcio 1.85, whose thread was found in ``write`` in 49 of 60 samples.
+Source: measured with grpcio 1.85; without this module, 49 of 60 samples of its thread were in
+``write``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked process, because a thread of the parent may have held it."""
+    """Replace the lock in a forked process, because a thread of the parent may hold it."""
     global _lock  # noqa: PLW0603  (a lock in use cannot be made free)
     _lock = threading.Lock()
 

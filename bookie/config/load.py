@@ -5,7 +5,7 @@ A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`
 ``BOOKIE_METADATA`` names the metadata store for the commands of a shell; a file overrides this
 variable. A bookie refuses to start if ``BOOKIE_METADATA`` and its settings file name different
 stores. The module `environment` checks all other names of variables. Callers pass flags as
-`overrides`, and cluster settings as a mapping that they read from the metadata store.
+`overrides`. Callers read the cluster settings from the metadata store, and pass them as a mapping.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Sources:
             raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
 
     def first_settings(self) -> Settings:
-        """Return the settings without cluster settings: they are enough to connect to the store.
+        """Return the settings without cluster settings, to connect to the metadata store.
 
         Settings may contradict each other in a way that cluster settings can correct. If there is
         such a contradiction, only the sections ``bookie``, ``metadata`` and ``log`` keep their
@@ -154,7 +154,10 @@ class Sources:
             )
 
     def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
-        """Return the source of each value that is not a default: `section.key` → source."""
+        """Return the source of each value that does not come from the defaults.
+
+        The result maps `section.key` to the name of the source.
+        """
         return {item.name: item.origin for item in self._with(cluster).values()}
 
     def _with(self, cluster: Mapping[str, str]) -> _AllGiven:
@@ -191,9 +194,9 @@ def _absolute(item: _Given) -> object:
     directory.
 
     In earlier versions, paths in files were also relative to the working directory. If a path
-    exists only relative to the working directory, it is used, with a deprecation warning. Paths in
-    the section ``[security]`` of a file are never relative to the working directory, which must not
-    determine the trusted peers.
+    exists only relative to the working directory, the function returns this path and warns that
+    this use is deprecated. Paths in the section ``[security]`` of a file are never relative to the
+    working directory, because the working directory must not determine which peers are trusted.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -204,7 +207,7 @@ def _absolute(item: _Given) -> object:
     beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
     if item.section == "security":
         return beside
-    # The directory of a bookie contains a cookie since its first start.
+    # After its first start, a bookie has a cookie in each of its directories.
     proof = "" if item.key.endswith("_file") else "/COOKIE"
     if os.path.exists(beside + proof) or not os.path.exists(here + proof):
         return beside
@@ -254,7 +257,7 @@ def find_log_format(
 ) -> LogFormat:
     """Return ``log.format`` even if other settings are wrong, so that errors can use this format.
 
-    The arguments are those of `load_settings`. A wrong value of ``log.format`` is ignored.
+    The arguments mean the same as in `load_settings`. The function ignores a wrong ``log.format``.
     """
     variables = os.environ if environment is None else environment
     path = path or Path(variables.get(CONFIG_VARIABLE, ""))
@@ -267,7 +270,7 @@ def find_log_format(
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
-    """Check that a bookie with these cluster settings, and defaults for all others, can start.
+    """Check that these cluster settings are valid, together with the defaults of all others.
 
     Raises:
         ConfigurationError: a cluster setting is wrong; the message names the setting.
@@ -276,7 +279,7 @@ def check_cluster_settings(cluster: Mapping[str, str]) -> None:
 
 
 def require_bookie_id(settings: Settings) -> None:
-    """Check that the settings contain a bookie id, which is optional for clients.
+    """Check that the settings of a bookie contain the bookie's id; clients need no id.
 
     Raises:
         ConfigurationError: the settings contain no bookie id.
@@ -354,7 +357,7 @@ def section_type(name: str) -> type[Section]:
 
 
 def _refuse_flag_for_number(item: _Given, field: FieldInfo) -> None:
-    """Refuse true or false for a setting that is not a bool: ``port = true`` would mean port 1."""
+    """Refuse true and false for a setting that is not a bool; ``port = true`` would mean port 1."""
     if isinstance(item.value, bool) and field.annotation is not bool:
         raise ConfigurationError(
             f"{item.origin}: {item.section}.{item.key} must not be true or false"
@@ -391,9 +394,9 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Return, in parentheses, the cluster settings that the error text names; else empty text.
+    """Return the cluster settings that the error text names, in parentheses; else an empty text.
 
-    Users need these names, because cluster settings are not in the bookie's file.
+    An operator needs these names, because the bookie's file does not contain cluster settings.
     """
     words = set(text.replace(",", " ").split())
     found = [

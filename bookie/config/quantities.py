@@ -19,7 +19,11 @@ _LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
 def parse_size(value: object) -> object:
-    """Convert text such as ``"8MiB"`` to 8388608; return a value that is not text unchanged."""
+    """Convert text such as ``"8MiB"`` to 8388608 bytes; return any other value unchanged.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
@@ -38,7 +42,11 @@ def format_size(size: int) -> str:
 
 
 def parse_labels(value: object) -> object:
-    """Convert text such as ``"zone=a,rack=r1"`` to a mapping; check all names and values."""
+    """Convert text such as ``"zone=a,rack=r1"`` to a mapping; check all names and values.
+
+    Raises:
+        ValueError: a name or value is not a label.
+    """
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {name.strip(): text.strip() for name, _, text in pairs}
@@ -60,4 +68,5 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 """A number of bytes, also accepted as text such as ``8MiB``."""
 
 Labels = Annotated[Mapping[str, str], BeforeValidator(parse_labels)]
-"""Labels: name → value, each of letters, digits and ``._/-``, at most 63 characters."""
+"""A mapping of label names to values. Each name and value has 1 to 63 letters, digits or ``._/-``.
+"""

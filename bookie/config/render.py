@@ -37,7 +37,7 @@ DEFAULTS_HEAD = (
 
 
 def render_toml(settings: Settings) -> str:
-    """Return a TOML file with all settings; a comment above each key has its meaning and default.
+    """Return a TOML file with all settings; comments give each key's meaning and default.
 
     Secrets are replaced by asterisks.
     """
@@ -51,10 +51,10 @@ def render_defaults() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """The default of a setting, and whether the setting is dynamic."""
+    """The facts about a setting: its default, and if a running bookie accepts a new value."""
 
     default: str
-    """The default, spelled as in a file."""
+    """The default, spelled as in a TOML file."""
     dynamic: bool
     """True if a running bookie accepts a new value."""
 
@@ -69,7 +69,10 @@ def find_setting(name: str) -> SettingFact | None:
 
 
 def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of the settings `names`, spelled as in a file: ``section.key`` → text."""
+    """Return the values of the settings `names`, spelled as in a TOML file.
+
+    The result maps ``section.key`` to the value's text.
+    """
     values = {}
     for name in names:
         section, _, key = name.partition(".")
@@ -111,7 +114,7 @@ def _value(field: FieldInfo, value: object) -> str:
             inner = ", ".join(items)
             return f"{{ {inner} }}" if inner else "{}"
         case str() | Path():
-            # A JSON string with its escapes is a TOML basic string.
+            # A JSON string with its escapes is also a TOML basic string, except for DEL.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case SecretStr() if not value.get_secret_value():
             return '""'

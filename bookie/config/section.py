@@ -13,10 +13,11 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 DYNAMIC: JsonDict = {"dynamic": True}
-"""Mark for `Field(json_schema_extra=…)`: the component reads the setting in each round of work."""
+"""Mark for `Field(json_schema_extra=…)` of a dynamic setting, which its component reads repeatedly.
+"""
 
 OWN: JsonDict = {"own": True}
-"""Mark for `Field(json_schema_extra=…)`: the setting cannot be a cluster setting."""
+"""Mark for `Field(json_schema_extra=…)` of a setting that cannot be a cluster setting."""
 
 
 class Section(BaseModel):
@@ -41,7 +42,7 @@ def is_dynamic(field: FieldInfo) -> bool:
 
 
 def is_own(field: FieldInfo) -> bool:
-    """True if the setting is marked as *own*, so that it cannot be a cluster setting."""
+    """True if the setting has the mark *own*, so the setting cannot be a cluster setting."""
     return _says(field, "own")
 
 

@@ -1,8 +1,8 @@
-"""Every setting with its default, range and meaning; `conf/bookie.toml` is rendered from here.
+"""Every setting with its default, range and meaning; `conf/bookie.toml` is generated from these.
 
-The name of a setting ends with its unit. A section checks the relations between its own values.
+The name of a setting ends with the unit. A section checks the relations between its own values.
 `Settings` checks the relations between sections. So a test may build one section with values that
-are too small for a whole server.
+are too small for a whole bookie.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 RECORD_OVERHEAD_BYTES = 4 * KIB
-"""Upper bound of the header bytes around one entry, in a message or in a block."""
+"""The most bytes of headers around one entry, in a message or in a block."""
 
 ENTRY_OVERHEAD_BYTES = 12
-"""Bytes per entry in an answer, besides the entry itself: its id step (8) and its size (4)."""
+"""The bytes that an answer adds to each entry: 8 for the step to its id, and 4 for its size."""
 
 
 class BookieSettings(Section):

@@ -1,6 +1,6 @@
-"""Environment variables that a parent process sets for the daemon, and that are not settings.
+"""Reads the environment variables of a parent process that are not settings.
 
-A service manager gives the name of its notification socket, as `sd_notify(3)` defines it. A crash
+A service manager gives the name of its notification socket, as `sd_notify(3)` describes. A crash
 test gives the failpoints at which the process is killed.
 """
 
@@ -48,6 +48,6 @@ def read_supervision(
 
 
 def read_failpoints(environment: Mapping[str, str] | None = None) -> str:
-    """Return the failpoints (``name:nth``, comma separated) that a crash test set; else empty."""
+    """Return a crash test's failpoints (``name:nth``, comma separated); empty outside tests."""
     variables = os.environ if environment is None else environment
     return variables.get(FAILPOINT_VARIABLE, "")
