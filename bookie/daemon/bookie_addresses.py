@@ -1,4 +1,4 @@
-"""The IP addresses of registered bookies; a part of all connections is reserved for bookies."""
+"""The IP addresses of registered bookies, because some connections are reserved for bookies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.metadata.mirror import backoff
 from bookie.metadata.store import MetadataStore
 
 RESOLVE_SECONDS: Final = 60.0
-"""The time between two resolutions of the names of hosts: a name may get another address."""
+"""The time between two resolutions of all host names, because a host may get another address."""
 
 
 class BookieAddresses:
@@ -25,7 +25,7 @@ class BookieAddresses:
     session continues to serve and to repair. ``address in addresses`` reads only memory.
 
     Args:
-        resolve: returns the IP addresses of a host; it may block, and raise OSError.
+        resolve: returns the IP addresses of a host; the call may block, and raise OSError.
     """
 
     def __init__(self, resolve: Callable[[str], frozenset[str]] | None = None) -> None:
@@ -104,7 +104,7 @@ async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> f
     def work() -> None:
         try:
             found = resolve(host)
-        except (OSError, UnicodeError):  # UnicodeError: no name that DNS could know
+        except (OSError, UnicodeError):  # UnicodeError: the text cannot be a name in DNS
             found = frozenset()
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(tell, found)

@@ -37,9 +37,9 @@ async def check_cluster(
 
     Args:
         store: the cluster's metadata store.
-        is_deep: list the entries of every copy. If it is False, list only the entries of copies
-            whose number of entries is too low.
-        answer_seconds: how long a bookie may take for each page of an answer.
+        is_deep: True lists the entries of every copy. False lists only the entries of copies with
+            too few entries.
+        answer_seconds: the longest time that a bookie may need for each page of an answer.
         security: the client's settings for TLS.
 
     Raises:
@@ -85,13 +85,14 @@ async def check_cluster(
 
 
 async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
-    """Return the checks of repair: ledgers that wait for repair, and ledgers whose repair failed.
+    """Check the repairs: find ledgers that wait for repair, and ledgers whose repair failed.
 
-    The function reads only the records of repair in the metadata store.
+    The function reads only the records of repair in the metadata store, and asks no bookie.
     """
     marks = UnderreplicationManager(store)
     ledgers = await marks.ledgers()
-    locked = len(ledgers & await marks.locked())  # others are moved or recovered
+    # A locked ledger without a mark is being moved or recovered, so it does not count here.
+    locked = len(ledgers & await marks.locked())
     marked = len(ledgers)
     failing = ListedFinding()
     async for failure in RepairFailures(store).present(ledgers):
@@ -129,7 +130,7 @@ def _checks_oflisted_bookies(status: ClusterStatus, registered: Iterable[str]) -
 def _unless_unknown(
     name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
-    """Return a check that needs the answers of all bookies; a silent bookie makes it fail."""
+    """Return a check that needs the answers of all bookies; it fails if a bookie is silent."""
     sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"

@@ -6,17 +6,18 @@ connections, and a repairing bookie or an operator could not connect. The gRPC l
 connections by address. So this module lists the sockets of its own process about once a second, and
 shuts down surplus connections.
 
-The newest connections are shut down first, so a working client keeps its connections. Between two
-listings a peer may exceed the bounds of this module, but never the limit of gRPC. This module does
-not end connections of slow or silent peers, because gRPC ends them by the timeouts of ``[rpc]``.
+This module shuts down the newest connections first, so a working client keeps its connections.
+Between two listings of the sockets, a peer may exceed the bounds of this module, but never the
+limit of gRPC. This module does not end connections of slow or silent peers, because gRPC ends these
+connections after the timeouts in ``[rpc]``.
 
-This module also limits the bytes of each connection that wait in the kernel (`UNSENT_BYTES`). On a
+This module also limits the unsent bytes of each connection in the kernel (`UNSENT_BYTES`). On a
 slow link, a ping of gRPC could otherwise wait in the kernel behind megabytes of answers. The answer
 to this ping would come too late, and gRPC would end the connection of a client that reads all the
 time.
 
-A listing takes about 3 µs for each open descriptor. A listing lets other tasks run after every
-`SLICE` descriptors.
+A listing of the sockets takes about 3 µs for each open descriptor. During a listing, other tasks
+run after every `SLICE` descriptors.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ LOG_SECONDS: Final = 60.0
 """The shortest time between two log lines about connections that were shut down."""
 
 SLICE: Final = 256
-"""The number of descriptors that are examined before other tasks of the event loop run."""
+"""The number of descriptors that a listing examines before other tasks of the event loop run."""
 
 UNSENT_BYTES: Final = 512 * 1024
-"""The most bytes of a connection that wait in the kernel and are not yet under way. A link of
-64 KiB/s takes them within 8 s, which is less than the default of `rpc.keepalive_timeout_seconds`.
-On one machine, this bound lowers the rate of 64 KB reads by about 7 %."""
+"""The most unsent bytes of a connection in the kernel. A link of 64 KiB/s sends 512 KiB within 8 s,
+which is less than the default of `rpc.keepalive_timeout_seconds`. If client and bookie run on one
+machine, this bound lowers the rate of 64 KB reads by about 7 %."""
 
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
-"""Where ``tcpi_bytes_received`` is in ``struct tcp_info``. Source: linux/tcp.h, since Linux 4.1."""
+"""The bytes of ``tcpi_bytes_received`` in ``struct tcp_info``. Source: linux/tcp.h (Linux 4.1)."""
 
 _log = event_log(__name__)
 
@@ -70,13 +71,13 @@ class AcceptedConnection:
 
     descriptor: int
     inode: int
-    """The number of the socket; the descriptor may belong to another socket later."""
+    """The socket's inode number, because the descriptor may later belong to another socket."""
     address: str
     """The peer's IP address; an IPv4 address is never written as IPv6."""
     is_local: bool
     """True if the peer is a process of this machine."""
     look: int
-    """The number of the listing that found the connection first."""
+    """The number of the first listing that found the connection; newer connections have more."""
     peer: str
     """gRPC's name of the peer, with its port."""
 
@@ -88,13 +89,13 @@ class ConnectionBounds:
     in_all: int
     per_address: int
     reserved: int
-    """The part of `in_all` that only this machine and bookies may use."""
+    """The part of `in_all` that only processes of this machine and bookies may use."""
 
 
 def bounds_of(settings: NodeSettings, allowed: int) -> ConnectionBounds:
-    """Return the bounds that the settings give, with at most `allowed` connections in total.
+    """Return the bounds from the settings, with at most `allowed` connections in total.
 
-    If `allowed` is below `connections_max`, the reserve shrinks in proportion.
+    If `allowed` is below `connections_max`, `reserved` shrinks in proportion.
     """
     in_all = min(settings.connections_max, allowed)
     reserved = settings.connections_reserved * in_all // settings.connections_max
@@ -106,18 +107,18 @@ def surplus(
     bounds: ConnectionBounds,
     is_bookie: Callable[[str], bool],
 ) -> dict[AcceptedConnection, str]:
-    """Choose the connections to shut down; return them with the reason, a label of the metric.
+    """Choose the connections to shut down; return each connection with the reason for the metric.
 
-    First, each address keeps only its oldest connections, up to `per_address`. Then the newest
-    connections of peers that are neither bookies nor this machine are chosen, until the reserve is
-    free. If the total is still above `in_all`, connections of this machine and of bookies are
-    chosen too. Among connections that are equally new, the address with the most connections loses
-    one first.
+    First, each address keeps only its oldest connections, up to `per_address`. Then the function
+    chooses the newest connections from other machines that are not bookies, until the reserve is
+    free. If the total is still above `in_all`, the function also chooses connections of this
+    machine and of bookies. Among connections from the same listing, the address with the most
+    connections loses a connection first.
 
     Args:
         connections: all connections, the oldest first.
         bounds: the maximal numbers of connections.
-        is_bookie: tells if an address belongs to a registered bookie.
+        is_bookie: returns True if an address belongs to a registered bookie.
     """
     ended: dict[AcceptedConnection, str] = {}
     if len(connections) <= min(bounds.per_address, bounds.in_all - bounds.reserved):
@@ -156,8 +157,8 @@ class OwnSockets:
     async def look(self) -> list[AcceptedConnection]:
         """List the open connections to the ports, the oldest first.
 
-        Other tasks run during the listing. So the result may contain a connection that has ended
-        during the listing.
+        Other tasks run during the listing. So the result may contain a connection that ended during
+        the listing.
 
         Raises:
             OSError: the descriptors cannot be listed.
@@ -176,7 +177,7 @@ class OwnSockets:
         return sorted((one for one in found.values() if one), key=attrgetter("look"))
 
     def end(self, connection: AcceptedConnection) -> bool:
-        """Shut the connection down; return False if it has ended already.
+        """Shut the connection down; return False if the connection has ended already.
 
         Later calls of `look` omit the connection. The gRPC library notices the shutdown, and closes
         the descriptor itself.
@@ -204,13 +205,13 @@ class OwnSockets:
         except OSError:
             return None
         finally:
-            theirs.detach()  # the descriptor stays open, and gRPC's
+            theirs.detach()  # gRPC owns the descriptor, which must stay open
         is_local = peer == plain_address(own) or ipaddress.ip_address(peer).is_loopback
         name = peer_name(peer, peer_port)
         return AcceptedConnection(descriptor, inode, peer, is_local, self._looks, name)
 
     def received(self, connection: AcceptedConnection) -> int | None:
-        """Return how many bytes the connection has received so far; None if it has ended."""
+        """Return the number of bytes that the connection has received; None if it has ended."""
         if socket_inode(connection.descriptor) != connection.inode:
             return None
         try:
@@ -222,7 +223,7 @@ class OwnSockets:
         except OSError:
             return None
         finally:
-            theirs.detach()  # the descriptor stays open, and gRPC's
+            theirs.detach()  # gRPC owns the descriptor, which must stay open
         return int.from_bytes(info[_RECEIVED], sys.byteorder)
 
 
@@ -242,7 +243,7 @@ class Doorkeeper:
         allowed = connections_allowed(descriptors)
         http = min(HTTP_BOUNDS.in_all, allowed // 4)
         self.http = ListenerBounds(http, min(HTTP_BOUNDS.per_address, http // 2))
-        """The most connections of the HTTP server."""
+        """The maximal numbers of connections of the HTTP server."""
         self._allowed = allowed - http
         self._settings = settings
         self._metrics = metrics
@@ -265,11 +266,11 @@ class Doorkeeper:
         try:
             sockets = ports * len(addresses_of(host))
         except OSError:
-            sockets = ports  # to listen there will fail, and say why
+            sockets = ports  # gRPC cannot listen on this host either, and reports the reason
         return max(1, min(self._settings().connections_max, self._allowed // sockets))
 
     def works(self, *ports: int) -> list[Coroutine[object, object, None]]:
-        """Return the tasks that bound the connections to these ports; a port of 0 is ignored."""
+        """Return the coroutines that bound the connections to these ports; port 0 is ignored."""
         return [
             bound_connections(
                 OwnSockets([port for port in ports if port]),
@@ -287,14 +288,14 @@ async def bound_connections(
     is_bookie: Callable[[str], bool],
     metrics: Metrics,
 ) -> None:
-    """Shut down surplus connections until cancelled.
+    """Shut down surplus connections about once a second, until cancelled.
 
     If this system cannot list descriptors, the function logs a warning and returns.
 
     Args:
-        sockets: the connections.
+        sockets: the sockets of this process, which the function lists repeatedly.
         bounds: returns the current bounds.
-        is_bookie: tells if an address belongs to a registered bookie.
+        is_bookie: returns True if an address belongs to a registered bookie.
         metrics: counts open connections, and connections that were shut down.
     """
     loop = asyncio.get_running_loop()
@@ -306,7 +307,7 @@ async def bound_connections(
         except FileNotFoundError:
             _log.warning("connections_not_counted", reason=f"this system has no {_OPEN}")
             return
-        except OSError:  # no descriptor is left for the listing; the next look may have one
+        except OSError:  # a listing needs a free descriptor, which may exist at the next listing
             await asyncio.sleep(SOON_SECONDS)
             continue
         ended = 0

@@ -2,12 +2,13 @@
 
 The parts are nested contexts: they start in the order of this list, and stop in reverse order.
 
-1. HTTP answers probes while the bookie starts and while it stops.
+1. The HTTP server answers probes while the bookie starts and while the bookie stops.
 2. The gRPC port listens but refuses calls. A bookie without its port must not write its cookies.
 3. The session with the metadata store begins.
 4. `start_bookie` prepares the directories, cookies, engine and node: see `bookie.node.start`.
 5. gRPC serves calls. At the stop, each stream ends after the answers to all its requests.
-6. The registration is written last and deleted first, so clients find only a bookie that serves.
+6. The bookie writes its registration last and deletes the registration first, so clients find only
+   a bookie that serves.
 
 SIGTERM and SIGINT end the innermost context. A failed disk ends the process at once with status 74.
 After a disk failure, the process must not answer requests, sync or delete files.
@@ -74,10 +75,10 @@ from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 
 EXIT_DISK_FAILED = 74
-"""EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may go on."""
+"""EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may continue."""
 
 LEAVING = "decommission"
-"""The reason for which a bookie that leaves the cluster is read-only."""
+"""The name of the reason why a bookie that leaves the cluster is read-only."""
 
 _log = event_log(__name__)
 
@@ -91,15 +92,16 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     Args:
         sources: the values from file, environment and flags.
         supervision: how to notify the service manager.
-        failpoints: places where a crash test kills the process; empty outside tests.
+        failpoints: the points at which a crash test kills the process; empty outside tests.
 
     Raises:
         ConfigurationError: a setting is missing or wrong, or the limit of open files is too low.
-        CannotStartError: an address is taken, or a directory cannot be used now.
+        CannotStartError: another process has an address, a directory cannot be used now, or the
+            certificate and the key do not belong together.
         IdentityError: the directories or the id belong to another bookie.
         SessionGivenUpError: the metadata store was unreachable for longer than the policy allows.
         BookieError: the metadata store does not answer, or holds no cluster. Also raised if a newer
-            version wrote some of the data.
+            version of bookie wrote some of the data.
     """
     first = sources.first_settings()
     sources.require_one_store()
@@ -124,7 +126,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         overridden_settings=live.overridden,
     )
     if settings.repair.enabled:
-        # Before it registers: an import in the event loop keeps requests waiting.
+        # Import before the bookie registers: an import in the event loop delays requests.
         import_module("bookie.repair.own_damage")
     try:
         with noting(*NOTED_SIGNALS, note=_note_signal):
@@ -244,7 +246,7 @@ def _bounds_of_connections(
     arrivals: Arrivals,
     metrics: Metrics,
 ) -> list[Coroutine[object, object, None]]:
-    """Return tasks that bound the number of connections, and the memory of unread messages."""
+    """Return coroutines that bound the number of connections, and the memory of unread messages."""
     ports = [port for port in (held.port, held.plaintext_port) if port]
     return [
         *doorkeeper.works(*ports),
@@ -260,7 +262,11 @@ def _bounds_of_connections(
 def _signs_of_life(
     metrics: Metrics, manager: ServiceManager, supervision: Supervision
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """Return a task that measures the loop's lag and, for a watchdog, a task that reports life."""
+    """Return the coroutine that measures the event loop's lag, and the watchdog's coroutine.
+
+    The watchdog's coroutine reports to the service manager that the bookie is alive. Without a
+    watchdog, the result has only the first coroutine.
+    """
     lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
     if supervision.watchdog_seconds is None:
         return [lag]
@@ -274,9 +280,9 @@ def _followers(
     started: StartedBookie,
     updater: RegistrationUpdater,
 ) -> list[Coroutine[object, object, None]]:
-    """Return tasks that apply changes of cluster settings, labels and decommissions.
+    """Return coroutines that apply changes of cluster settings, labels and decommissions.
 
-    Another task starts a garbage collection after each new session.
+    Another coroutine starts a garbage collection after each new session with the metadata store.
     """
 
     def apply(settings: Settings) -> None:
@@ -297,7 +303,8 @@ def _followers(
             lambda leaving: started.bookie.set_read_only(LEAVING, read_only=leaving),
             instance_id=instance_id,
         ),
-        # A store that was restored from a backup ends sessions. Clients ask bookies about it.
+        # A restore of the metadata store from a backup ends sessions. So the garbage collector
+        # checks the store after each new session. Clients read its doubt in the registration.
         after_outages(store, started.garbage.wake),
     ]
 
@@ -305,18 +312,18 @@ def _followers(
 def _repair(
     store: MetadataStore, live: LiveSettings, metrics: Metrics, started: StartedBookie
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """Return the task that repairs ledgers; return no task if `repair.enabled` is off."""
+    """Return the coroutine that repairs ledgers; an empty list if `repair.enabled` is off."""
     if not live.settings.repair.enabled:
         return []
     from bookie.repair.own_damage import OwnDamage
 
     own_damage = OwnDamage(store, live.settings.bookie.id)
-    # Now: the check of all entries has begun, and reports once.
+    # Set this before the coroutine runs: the check of all entries has begun, and reports only once.
     started.check.on_incomplete = own_damage.note
 
     async def repair() -> NoReturn:
-        # A client's parts, 67 modules, would add an eighth to the time of a start. They come in a
-        # thread: an import in the event loop keeps requests waiting.
+        # Import the 67 modules of a client only now, because this import takes an eighth of a
+        # bookie's start time. Import in a thread: an import in the event loop delays requests.
         await asyncio.to_thread(import_module, "bookie.repair.service")
         from bookie.repair.service import keep_repairing
 
@@ -336,20 +343,23 @@ def _repair(
 
 
 def _losses(store: MetadataStore, settings: Settings) -> BookieLosses | None:
-    """Return the object that decides if lost data may be replaced; None if settings forbid it."""
+    """Return the object that decides if the bookie may start without its lost data.
+
+    If the settings forbid such a start, return None.
+    """
     may_replace = settings.repair.enabled and settings.bookie.replace_lost_data
     return BookieLosses(store) if may_replace else None
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
-    """Wait until a stop is requested; end the process if the wait is cancelled by a disk failure.
+    """Wait until a stop is requested; end the process at once if a disk fails during the wait.
 
     If any part of the daemon fails, the wait is cancelled.
     """
     try:
         await stop_requested.wait()
     except asyncio.CancelledError:
-        # When the disk failed nothing may be drained: every answer would be a guess.
+        # After a disk failure the bookie must not finish requests: each answer could be wrong.
         failure = started.engine.failure
         if failure is not None:
             _die(failure)
@@ -379,9 +389,9 @@ def _serve_http(
 def _hold_port(
     settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
 ) -> AbstractAsyncContextManager[HeldPort]:
-    """Listen for clients: in plaintext if `files` is None, otherwise by TLS.
+    """Listen for clients: without TLS if `files` is None, otherwise with TLS.
 
-    If the settings allow plaintext besides TLS, a second port listens in plaintext.
+    If the settings allow plaintext in addition to TLS, a second port accepts clients without TLS.
     """
     listen, is_second = settings.listen, files is not None and settings.security.allow_plaintext
     return hold_port(
@@ -399,13 +409,13 @@ def endpoints_of(
 ) -> tuple[Endpoint, ...]:
     """Return the addresses of this bookie, for its registration.
 
-    The address without TLS comes first, because clients of earlier versions use a service's first
-    address.
+    If the bookie has an address without TLS, this address comes first, because clients of earlier
+    versions use a service's first address.
     """
     listen, http_host = settings.listen, settings.http.host
     host = registered_host(settings)
     if is_wildcard(http_host):
-        # HTTP that takes IPv4 alone is not found at an IPv6 address.
+        # An HTTP server that accepts only IPv4 cannot be reached at an IPv6 address.
         is_reached = ":" in http_host or ":" not in host
         http_host = host if is_reached else socket.gethostname()
     tls = "s" if settings.security.serves_tls else ""
@@ -418,7 +428,7 @@ def endpoints_of(
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error in a tree of groups; a failed disk comes before all other errors."""
+    """Return the first error in nested groups; prefer the error of a failed disk."""
     found: list[BaseException] = []
 
     def collect(error: BaseException) -> None:
@@ -448,6 +458,6 @@ def _note(error: BaseException) -> None:
 
 
 def _die(error: BookieError) -> NoReturn:
-    """Log the error, then end the process at once: no exit handler runs, no file is flushed."""
+    """Log the error, then end the process at once, without exit handlers or flushed files."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

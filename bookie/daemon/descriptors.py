@@ -1,4 +1,4 @@
-"""File descriptors: checks and raises their limit, and reports when few are free.
+"""Checks and raises the limit of file descriptors, and reports when few descriptors are free.
 
 A bookie without free descriptors cannot accept a connection. Without free descriptors, a bookie
 also cannot create the next journal file, and this failure ends the process. So a bookie reports
@@ -23,17 +23,18 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 RESERVED = 64
-"""Descriptors that clients' connections should leave free for journals, logs and directories."""
+"""The number of descriptors that stay free for journals, logs and directories."""
 
 PROCESS = 64
-"""Descriptors of a bookie without data and clients: the index, sockets and wake-ups of its threads,
-measured at 35."""
+"""The number of descriptors for a bookie without data and clients; a measurement found 35 open. The
+bookie uses these descriptors for its index, its listening sockets and the wake-up of threads."""
 
 CONNECTIONS_MIN = 128
-"""Descriptors for connections. A client takes two, and each scrape or probe two for a moment."""
+"""The lowest number of descriptors for connections. A client uses two descriptors all the time; an
+HTTP scrape or probe uses two for a moment."""
 
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
-"""The lowest limit with which a bookie can do its work."""
+"""The lowest limit of open files with which a bookie starts."""
 
 LOOK_INTERVAL_SECONDS = 1.0
 
@@ -44,11 +45,11 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files; -1 means no limit."""
+    """Return the soft and the hard limit of open files; the value -1 means no limit."""
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:
-        # A service's filter of system calls may forbid to ask; the file says the same.
+        # A filter of system calls may forbid getrlimit. The file has the same two numbers.
         for line in _LIMITS.read_text(encoding="ascii").splitlines():
             if line.startswith(_NAME):
                 soft, hard = line.removeprefix(_NAME).split()[:2]
@@ -61,7 +62,7 @@ def _number(word: str) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard limit, if possible; return the limit in force."""
+    """Raise the soft limit of open files to the hard limit, if possible; return the new limit."""
     soft, hard = limits()
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -96,14 +97,18 @@ def in_use() -> int:
     """Return the number of descriptors that this process has open.
 
     Raises:
-        OSError: no descriptor is free to list the directory; newer kernels (6.2) need no listing.
+        OSError: no descriptor is free to list the directory; Linux 6.2 and later need no listing.
     """
-    # Newer kernels say so without a listing, which takes a millisecond for each few thousand.
+    # Newer kernels give the number as the directory's size. On older kernels, a listing of a few
+    # thousand descriptors takes about a millisecond.
     return os.stat(_OPEN).st_size or len(os.listdir(_OPEN)) - 1
 
 
 async def watch_descriptors(readiness: Readiness) -> NoReturn:
-    """Report not ready while fewer than `RESERVED` descriptors are free; runs until cancelled."""
+    """Report that the bookie is not ready while fewer than `RESERVED` descriptors are free.
+
+    The function runs until cancelled.
+    """
     is_short = False
     while True:
         limit, _ = limits()

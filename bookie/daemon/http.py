@@ -3,7 +3,7 @@
 =================== ======================================================================
 ``/metrics``        returns the metrics as Prometheus text
 ``/healthz``        returns 200 while the event loop runs; a failed disk ends the process
-``/readyz``         returns 200 if the bookie is ready for traffic, otherwise 503 with the reasons
+``/readyz``         returns 200 if the bookie is ready for clients, otherwise 503 with the reasons
 ``GET /bookie``     returns the bookie's description of itself
 ``PUT /read-only``  ``{"read_only": true}`` makes the bookie refuse new entries, and ``false``
                     makes it accept them again. With ``"persist": true`` the bookie also refuses
@@ -16,7 +16,7 @@
                     ``"force"`` deletes all absent ledgers before their grace ends;
                     ``"confirm-store"`` makes the bookie trust the metadata store as it is;
                     ``"suspend"`` stops garbage collection and compaction;
-                    ``"resume"`` continues both;
+                    ``"resume"`` continues garbage collection and compaction;
                     ``"undelete"`` restarts the grace of the absent ledgers in
                     ``"ledgers": […]``, or of all absent ledgers
 ``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds dead data
@@ -24,17 +24,18 @@
 ``PUT /scrub``      starts a whole pass of the scrubber
 =================== ======================================================================
 
-The server listens on loopback unless the configuration names another host. With a certificate the
-server speaks TLS 1.3, and requires a client certificate or a token. The paths in `http.open_paths`
-require neither, so that Kubernetes and systemd can probe them. A caller's roles decide which
-requests are allowed (`HTTP_RIGHTS`); a change needs the role admin. A bookie without roles accepts
-changes only from processes of its own machine. A change must be JSON, so that a web page cannot
-send it.
+The server listens on loopback unless the configuration names another host. If the bookie has a
+certificate, the server speaks TLS 1.3. By default, each request then needs a client certificate or
+a token, except requests for the paths in `http.open_paths`. So Kubernetes and systemd can probe
+these paths without a certificate. A caller's roles decide which requests are allowed
+(`HTTP_RIGHTS`); a change needs the role admin. A bookie that requires no roles accepts changes only
+from processes of its own machine. A change must have the content type of JSON, because a foreign
+web page cannot send this type.
 
-An address may lead to another bookie than the caller intends: 127.0.0.1 exists on every machine. So
-a change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie. The
-header ``Bookie-Instance-Id`` may name the cluster. A request that names another bookie or cluster
-gets status 421.
+A caller may reach another bookie than intended, because 127.0.0.1 exists on every machine. So a
+change must name the intended bookie in the header ``Bookie-Id``. A request to read may also have
+this header. The header ``Bookie-Instance-Id`` may name the cluster. If a request names another
+bookie or cluster, the server answers with status 421.
 """
 
 from __future__ import annotations
@@ -71,25 +72,25 @@ REQUEST_BYTES_MAX = 4096
 """The largest body of a request in bytes."""
 
 IDLE_SECONDS_MAX = 75.0
-"""The longest time from a connection's start or last request to the end of the next header. Then
-the connection is closed. This time is longer than the usual interval of scrapes."""
+"""The longest time from a connection's start or last request to the end of the next header. After
+this time the server closes the connection. Usual scrapes come more often."""
 
 BODY_SECONDS_MAX = 10.0
-"""The time within which the body of a change must arrive."""
+"""The longest time until the body of a change has arrived; then the server answers with 408."""
 
 SHUTDOWN_SECONDS = 1.0
-"""The time for unfinished requests when the server stops; idle connections are closed at once."""
+"""The longest wait for unfinished requests at a stop; idle connections are closed at once."""
 
 
 HANDSHAKE_SECONDS_MAX = 5.0
-"""The time for the TLS handshake of a new connection."""
+"""The longest time for the TLS handshake of a new connection; then the connection is closed."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""The paths that by default need no client certificate, because probes of Kubernetes have none."""
+"""The default paths without a client certificate, because probes of Kubernetes send none."""
 
 
 WANTED = web.RequestKey("wanted", str)
-"""The key of a request's value that holds the requested change as text, for the audit log."""
+"""The key under which a request holds the requested change as text, for the audit log."""
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
@@ -105,7 +106,7 @@ class Upkeep(Protocol):
 
 
 class Administration:
-    """The parts of the bookie that execute commands; they are None while the bookie does not serve.
+    """The parts of the bookie that execute commands; None while the bookie does not serve.
 
     Args:
         bookie_id: the id of the bookie, which is set even while the parts are None.
@@ -114,11 +115,11 @@ class Administration:
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
         self.instance_id = ""
-        """The id of the cluster; empty until it was read from the metadata store."""
+        """The id of the cluster; empty until the daemon has read it from the metadata store."""
         self.bookie: Bookie | None = None
         self.switch: ReadOnlySwitch | None = None
         self.upkeep: dict[str, Upkeep] = {}
-        """Background work, by the last part of the work's URL."""
+        """The background tasks (``check`` and ``scrub``), by the last part of the task's URL."""
         self.reclaiming: GarbageCollector | None = None
 
 
@@ -127,9 +128,9 @@ class HttpAccess:
     """Decides which callers may send which HTTP requests."""
 
     files: PemFiles | None = None
-    """The certificate with which the server speaks TLS; None speaks plaintext."""
+    """The certificate with which the server speaks TLS; None means plaintext."""
     gatekeeper: Gatekeeper | None = None
-    """Knows the roles of callers; None asks for none."""
+    """Determines the roles of callers; None means that no request needs a role."""
     open_paths: frozenset[str] = OPEN_PATHS
     """The paths that need neither certificate nor role."""
 
@@ -139,7 +140,7 @@ class HttpAccess:
 
     @property
     def asks_certificates(self) -> bool:
-        """True if a server that requires no roles requires client certificates."""
+        """True if TLS clients need a certificate; a server that requires roles ignores this."""
         return self.files is not None and self.files.settings.require_client_certificate
 
     @web.middleware
@@ -148,7 +149,7 @@ class HttpAccess:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuse a request that the caller has no right to; note changes in the audit log."""
+        """Refuse a request if the caller lacks the right; write each change to the audit log."""
         if request.path in self.open_paths and request.method in ("GET", "HEAD"):
             return await handler(request)
         transport = request.transport
@@ -161,7 +162,7 @@ class HttpAccess:
         method = "GET" if request.method == "HEAD" else request.method
         row = HTTP_RIGHTS.get((method, request.path))
         right = Right.CHANGE if row is None else row
-        # The audit log gets no text of a stranger: a path may have 8 KiB.
+        # The audit log must not contain the path of an unknown page, which may have 8 KiB.
         what = "another page" if row is None else f"{method} {request.path}"
         try:
             token = request.headers.get("Authorization", "")
@@ -304,7 +305,10 @@ class _Handlers:
         return await self.bookie(request)
 
     def _is_command(self, request: web.Request) -> bool:
-        """True if the request is JSON, and comes from an admin or, without roles, this machine."""
+        """True if the request is JSON and, without roles, comes from this machine.
+
+        With roles, `HttpAccess` has already checked the caller's roles.
+        """
         transport = request.transport
         if transport is None or request.content_type != "application/json":
             return False
@@ -316,7 +320,7 @@ class _Handlers:
     async def _wanted(
         self, request: web.Request, key: str, allowed: tuple[bool | str, ...]
     ) -> bool | str | web.Response:
-        """Return the value of `key` in a change's body, or an error answer if it is not allowed."""
+        """Return the value of `key` in a change's body, or an error answer for a wrong value."""
         if not self._is_command(request):
             return _refused()
         wanted = await _value(request, key, allowed)
@@ -334,10 +338,10 @@ async def _value(
     except TimeoutError:
         return _error(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s")
     except (ValueError, RecursionError, LookupError, TypeError):
-        # Not JSON, an unknown charset, a number of thousands of digits, or another kind of value.
+        # Not JSON, an unknown charset, a number with thousands of digits, or JSON without the key.
         wanted = None
     for value in allowed:
-        # The type counts too: 1 == True in Python.
+        # Compare the types too, because 1 == True in Python.
         if type(wanted) is type(value) and wanted == value:
             return value
     bodies = " or ".join(json.dumps({key: value}) for value in allowed)
@@ -345,7 +349,7 @@ async def _value(
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """False for log records of aiohttp about peers that send no valid HTTP or disconnect."""
+    """False if a log record of aiohttp is about a peer that sent invalid HTTP or disconnected."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | ConnectionError)
 
@@ -395,7 +399,7 @@ async def serve_http(
     """Serve HTTP until the block ends; yield the port. If `port` is 0, the system chooses a port.
 
     If `access` has certificate files, the server speaks TLS. Each handshake uses the newest files.
-    If a new connection exceeds the `bounds`, the oldest connection is closed.
+    If a new connection exceeds the `bounds`, the server closes the oldest connection.
 
     Raises:
         CannotStartError: the server cannot listen on the address now.
@@ -424,9 +428,10 @@ async def serve_http(
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS_MAX,
-        lingering_time=0,  # a body that was refused is not read to its end
+        lingering_time=0,  # do not read the rest of a refused body
     )
-    # Whoever reaches the port could fill the log otherwise. The answer tells the peer its fault.
+    # Without the filter, every machine that reaches the port could fill the log. The HTTP answer
+    # already gives the peer the reason.
     server_logger.addFilter(_is_our_fault)
     await runner.setup()
     server = runner.server

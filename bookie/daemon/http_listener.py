@@ -1,7 +1,7 @@
 """Accepts the HTTP server's connections, and bounds their number, including TLS handshakes.
 
-asyncio's own server does not expose connections whose TLS handshake has not ended. So with that
-server, a program could not close the oldest of many connections in an unfinished handshake.
+asyncio's own server hides connections until their TLS handshake has ended. So with asyncio's server
+this module could not count and close connections during the handshake.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from bookie.addresses import is_wildcard, join_address
 from bookie.errors import CannotStartError
 
 BACKLOG: Final = 100
-"""Connections that wait until they are accepted."""
+"""The most new connections of a listening socket that wait in the kernel to be accepted."""
 
 RECEIVED_BYTES: Final = 8 * 1024
-"""Bytes that the kernel takes from a peer before they are read; Linux doubles it. To parse a
-quarter of a megabyte at once, in chunks of a byte, stops the event loop for a tenth of a second."""
+"""The size of a connection's receive buffer in the kernel; Linux doubles this size. A buffer of a
+quarter of a megabyte could hold chunks of one byte, whose parsing blocks the event loop for 0.1 s.
+"""
 
 PAUSE_SECONDS: Final = 0.5
-"""The pause after a failed accept, for example without free descriptors."""
+"""The pause after a failed accept, for example if no descriptor is free."""
 
 
 class _UnquotingHandler(web.RequestHandler):
     """aiohttp's protocol, except that answers to malformed requests do not quote the request.
 
-    A malformed line may contain a token. The sender knows the token, but a proxy could write the
-    answer with the token to its log.
+    A malformed line may contain a secret token. If an answer quoted this line, a proxy could write
+    the token to its log.
     """
 
     __slots__ = ()
@@ -63,7 +64,7 @@ class ListenerBounds:
 
 
 HTTP_BOUNDS: Final = ListenerBounds(in_all=256, per_address=64)
-"""Probes and commands need few connections."""
+"""The default bounds of the HTTP server, because probes and commands need few connections."""
 
 
 class Listener:
@@ -99,7 +100,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._beginning: dict[asyncio.Task[None], tuple[str, socket.socket]] = {}
-        """Connections that have no protocol yet, the oldest first: their addresses and sockets."""
+        """The tasks that run TLS handshakes, the oldest first, with peer address and socket."""
 
     @property
     def port(self) -> int:
@@ -107,7 +108,7 @@ class Listener:
         return int(self._sockets[0].getsockname()[1])
 
     async def open(self, host: str, port: int) -> None:
-        """Listen.
+        """Listen on all addresses of `host`, and begin to accept connections.
 
         Raises:
             CannotStartError: the process cannot listen on the address now.
@@ -115,7 +116,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
-                # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
+                # A socket on the IPv6 wildcard also accepts IPv4, like the socket of gRPC.
                 self._sockets = [
                     socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
                 ]
@@ -141,7 +142,7 @@ class Listener:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        # Not before: the loop still waits for these descriptors.
+        # Close the sockets only now, because the ended tasks used their descriptors.
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -165,19 +166,19 @@ class Listener:
             task = loop.create_task(self._begin(accepted, begun))
             self._beginning[task] = address, accepted
             task.add_done_callback(partial(self._ended, accepted, begun))
-            await asyncio.sleep(0)  # sock_accept does not yield while connections wait
+            await asyncio.sleep(0)  # sock_accept lets no other task run while connections wait
 
     def _ended(
         self, accepted: socket.socket, begun: asyncio.Event, task: asyncio.Task[None]
     ) -> None:
         self._beginning.pop(task, None)
-        if not begun.is_set():  # it was cancelled so early that no transport has the socket
+        if not begun.is_set():  # the task was cancelled before a transport got the socket
             accepted.close()
 
     def _make_room(self, reason: str, connections_max: int, address: str | None = None) -> None:
         """Close the oldest connections of `address`, so that one more connection is allowed.
 
-        If `address` is None, the connections of all addresses count.
+        If `address` is None, the bound applies to the connections of all addresses together.
         """
         transports = [
             one.transport
@@ -188,10 +189,11 @@ class Listener:
         tasks = [one for one, (from_, _) in self._beginning.items() if address in (None, from_)]
         surplus = len(tasks) + len(transports) + 1 - connections_max
         for task in tasks[: max(0, surplus)]:
-            # To cancel the task would leave its protocol in the server for ever: uvloop (0.23)
-            # closes the transport then without a word to the protocol.
+            # Shut the socket down instead of cancelling the task. After a cancellation, uvloop
+            # (0.23) closes the transport without `connection_lost`. Then the server would keep
+            # the protocol for ever.
             _, accepted = self._beginning.pop(task)
-            with suppress(OSError):  # the peer is gone
+            with suppress(OSError):  # the peer has disconnected
                 accepted.shutdown(socket.SHUT_RDWR)
             surplus -= 1
             self._on_surplus(reason)
@@ -209,7 +211,7 @@ class Listener:
         begun.set()
         loop = asyncio.get_running_loop()
         handshake, shutdown = self._times
-        with suppress(OSError):  # the peer is gone, or does not speak TLS as it must
+        with suppress(OSError):  # the peer has disconnected, or its TLS handshake failed
             if self._context is None:
                 await loop.connect_accepted_socket(self._protocol, accepted)
                 return
@@ -223,5 +225,5 @@ class Listener:
 
 
 def _host_of(peer: tuple[str, int] | None) -> str:
-    """Return the IP address of a peer, without its zone; empty if the peer is disconnected."""
+    """Return the IP address of a peer without the IPv6 zone; empty if the peer is disconnected."""
     return str(peer[0]).partition("%")[0] if peer else ""

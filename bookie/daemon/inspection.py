@@ -1,8 +1,8 @@
-"""Read a stopped bookie's directories without changing anything.
+"""Read a stopped bookie's directories without changing any data; only lock files are written.
 
-The inspection shows the valid blocks of a file, and the offset where they end. The inspection
-cannot decide if the block after this offset is torn or corrupt. Only the bookie's start can decide
-if a block is torn or corrupt, because the start reads all files.
+The inspection shows the valid blocks of a file, and the offset where these blocks end. The
+inspection cannot decide if the block after this offset is torn or corrupt. Only the bookie's start
+can decide if a block is torn or corrupt, because the start reads all files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bookie.node.engine.index.entry_index import TABLES, Index
 from bookie.node.engine.scan import ScannedBlock, blocks, later_headers
 
 INDEX_MAP_BYTES = 1 << 40
-"""The address space reserved to read an index of any size; reserving it costs no memory."""
+"""The bytes of address space reserved to read an index of any size; this uses no memory."""
 
 COOKIE_BYTES_MAX = 64 * 1024
 LEDGERS_PER_READ = 1024
@@ -65,9 +65,9 @@ class FileSummary:
     size_bytes: int
     blocks: tuple[BlockSummary, ...]
     end: int
-    """The offset where the valid blocks from the file's start end."""
+    """The offset of the first byte after the valid blocks at the file's start."""
     blocks_beyond: int
-    """The number of valid block headers after `end`; any such header means a hole."""
+    """The number of valid block headers after `end`; above 0 means that the file has a hole."""
 
     @property
     def entries(self) -> int:
@@ -142,15 +142,15 @@ def describe_record(record: Record) -> str:
 
 
 def _keyed(key: bytes) -> str:
-    # The key itself admits writers and is never shown.
+    # The output never shows the key, because a client with the key can write to the ledger.
     return "with a key" if key else "without a key"
 
 
 def files_in(path: Path, kind: FileKind) -> list[Path]:
     """Return the files of one kind, sorted by number.
 
-    If `path` is a file, the result is this file. Otherwise the result is the files in the directory
-    `path` and, for entry logs, in its subdirectory ``logs/``.
+    If `path` is a file, the result is only this file. Otherwise the function searches the directory
+    `path` and, for entry logs, also the subdirectory ``logs/``.
 
     Raises:
         ConfigurationError: there are no files of this kind.
@@ -177,8 +177,8 @@ def opened_index(ledgers_dir: Path) -> Iterator[Index]:
     Raises:
         ConfigurationError: there is no index.
         DirectoryLockedError: the bookie runs.
-        CorruptionError: the index cannot be opened.
-        FormatError: the index has a newer format.
+        CorruptionError: the index is damaged.
+        FormatError: a newer version of bookie wrote the index.
     """
     index_dir = ledgers_dir / "index"
     if not (index_dir / "data.mdb").is_file():
@@ -196,7 +196,10 @@ def opened_index(ledgers_dir: Path) -> Iterator[Index]:
 
 
 def entry_ranges(index: Index, ledger_id: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of a ledger's consecutive entry ids in the index, ascending."""
+    """Yield each range of consecutive entry ids of a ledger in the index, as (first, last).
+
+    The ranges come in ascending order.
+    """
     pending: tuple[int, int] | None = None
     following = 0
     while following <= MAX_ID:

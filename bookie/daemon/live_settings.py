@@ -1,11 +1,11 @@
-"""The settings of a running bookie, which follow changes of the cluster's settings.
+"""The settings of a running bookie, which change when the cluster's settings change.
 
 A bookie fetches the cluster settings before it opens its directories and port, because the cluster
-settings may name the directories and the port. While the bookie serves, each change of a cluster
-setting is merged with the file, environment and flags, which were read at the start. A changed
-dynamic setting applies at once. For any other changed setting, the bookie logs that the setting
-needs a restart. An invalid change is logged and ignored, while valid changes of the same
-transaction apply. At the start, an invalid cluster setting is an error.
+settings may name the directories and the port. While the bookie serves, it merges each change of a
+cluster setting with the file, environment and flags, which it read at the start. A changed dynamic
+setting applies at once. For any other changed setting, the bookie logs that the setting needs a
+restart. The bookie logs and ignores an invalid change, but applies valid changes of the same
+transaction. At the start, an invalid cluster setting is an error.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LiveSettings:
         return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
-        """Adopt new cluster settings and log the changes; `apply` the new settings if they differ.
+        """Merge new cluster settings, log changes, and call `apply` if a dynamic setting changed.
 
         Only dynamic settings change; a change of any other setting waits for a restart.
         """
@@ -92,7 +92,7 @@ class LiveSettings:
             _log.info("setting_overridden", key=name, by=self._own[name])
         old, self._wanted = self._wanted, self.sources.settings(self._cluster)
         running, self.settings = self.settings, _with_dynamic(self.settings, self._wanted)
-        # The line about a change is written under the more talkative of two levels.
+        # Write the line about a change while the more verbose of the two log levels is in force.
         quieter = _LEVELS.index(self.settings.log.level) > _LEVELS.index(running.log.level)
         if quieter:
             self._tell(old, running)
@@ -115,7 +115,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """Return `cluster` if it is valid; otherwise the old settings with all valid changes."""
+        """Return `cluster` if all its settings are valid; else the old ones with valid changes."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:
@@ -123,7 +123,7 @@ class LiveSettings:
         reasons: dict[str, str] = {}
         seen = -1
         while left and seen != len(left):
-            # One change may be right only after another.
+            # A change may be valid only after another change has been applied.
             seen = len(left)
             for name in sorted(left):
                 text = left[name]
@@ -154,7 +154,7 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
 
 
 def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
-    """Return `running`, but with the values that `wanted` has for dynamic settings."""
+    """Return `running`, but with the values of `wanted` for all dynamic settings."""
     sections: dict[str, Section] = {}
     for name in Settings.model_fields:
         old, new = getattr(running, name), getattr(wanted, name)

@@ -34,9 +34,9 @@ def prepare_process() -> None:
 
 
 def run(main: Coroutine[object, object, T]) -> T:
-    """Run `main` on a new event loop until it ends, then close the loop.
+    """Run `main` on a new event loop until `main` ends, then close the loop.
 
-    Ctrl-C cancels `main` and raises KeyboardInterrupt when `main` has cleaned up.
+    Ctrl-C cancels `main`; after `main` has cleaned up, this function raises KeyboardInterrupt.
     """
     import uvloop
 
@@ -49,9 +49,10 @@ def run(main: Coroutine[object, object, T]) -> T:
 async def observe_loop_lag(
     observe: Callable[[float], None], *, interval_seconds: float = LAG_INTERVAL_SECONDS
 ) -> NoReturn:
-    """Set a timer repeatedly, and call `observe` with its delay in seconds, until cancelled.
+    """Set a timer repeatedly, and call `observe` with the timer's delay in seconds.
 
-    Python code that runs too long without a pause delays the timer, and likewise all requests.
+    The function runs until cancelled. Python code that runs too long without a pause delays the
+    timer, and also delays all requests.
     """
     loop = asyncio.get_running_loop()
     while True:

@@ -1,4 +1,4 @@
-"""Check whether this machine is fit to run a bookie; each fact has a verdict and advice.
+"""Check if this machine is fit to run a bookie; each fact has a verdict and advice.
 
 Every check is a function that returns `Fact` values and changes nothing. The disk check writes an
 unnamed file, which the kernel deletes when the check ends. The verdict ``warn`` means that a bookie
@@ -24,13 +24,15 @@ from pathlib import Path
 from bookie.daemon.descriptors import DESCRIPTORS_MIN, limits
 
 FDATASYNC_P99_SECONDS_GOOD = 0.010
-"""Group commit hides a sync of a few milliseconds; a longer one delays every lone append."""
+"""The longest good sync. Group commit hides shorter syncs under load; a longer sync delays each
+append."""
 
 FREE_BYTES_MIN = 10 * 1024**3
-"""Space for a few journal files and the index, and room to compact."""
+"""The least free space: enough for a few journal files, the index and a compaction."""
 
 FILES_MIN = 65536
-"""One descriptor for each connection, and some for files; distributions often allow 1024."""
+"""The recommended limit of open files, for connections and files. Linux distributions often allow
+only 1024."""
 
 PYTHON_MIN = (3, 11)
 
@@ -83,7 +85,8 @@ def check_machine(
     Args:
         journal_dir: the directory of the journal; None skips its checks. If the directory does not
             exist, its nearest existing parent is checked.
-        ledgers_dir: the directory of the index and the entry logs, used like `journal_dir`.
+        ledgers_dir: the directory of the index and the entry logs; None and a missing directory
+            mean the same as for `journal_dir`.
         syncs: the number of writes of 4 KiB with a sync, for each directory.
     """
     checks = [check_python(sys.version_info[:3], optimized=not __debug__), check_libraries()]
@@ -96,7 +99,7 @@ def check_machine(
         checks += check_directory(name, path, syncs=syncs)
     if len(directories) == 2:
         checks.append(check_devices(directories[0][1], directories[1][1]))
-    # A bookie raises its own limit to the hard one.
+    # Check the hard limit, because a bookie raises its soft limit to the hard limit.
     checks.append(check_files_limit(limits()[1]))
     checks += [check_monotonic_clock(), check_clock_synchronised()]
     return checks
@@ -169,7 +172,7 @@ def _check_free_space(name: str, path: Path) -> Fact:
 
 
 def measure_syncs(path: Path, count: int) -> list[float]:
-    """Write 4 KiB to a preallocated temporary file and sync it; repeat this `count` times.
+    """Write 4 KiB to a preallocated temporary file and sync the file; repeat this `count` times.
 
     Returns:
         the duration of each fdatasync in seconds, in order.
@@ -225,7 +228,7 @@ def check_files_limit(limit: int) -> Fact:
 
 
 def check_monotonic_clock(samples: int = 10_000) -> Fact:
-    """Check by `samples` readings that the monotonic clock, used for leases, never goes back."""
+    """Read the monotonic clock, used for leases, `samples` times; fail if the time goes back."""
     previous = time.monotonic()
     for _ in range(samples):
         now = time.monotonic()
@@ -237,9 +240,10 @@ def check_monotonic_clock(samples: int = 10_000) -> Fact:
 
 
 def check_clock_synchronised() -> Fact:
-    """Ask the kernel if its wall clock is synchronised; warn if not, or if it does not answer."""
+    """Warn if the kernel's wall clock is not synchronised, or if the kernel does not know this."""
     library = ctypes.CDLL(None, use_errno=True)
-    # struct timex begins with `modes`; all zero means "only read", which needs no privilege.
+    # struct timex begins with `modes`. If `modes` is zero, adjtimex only reads, which needs no
+    # privilege.
     state = int(library.adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES)))
     if state == _TIME_ERROR:
         advice = "run chrony or systemd-timesyncd: log times will drift apart between machines"
@@ -263,8 +267,8 @@ def file_system_of(path: Path, mounts: bytes | None = None) -> tuple[str, str]:
 
     Args:
         path: an existing path.
-        mounts: the content of ``/proc/self/mountinfo``; None reads the file. The kernel escapes the
-            bytes of a path that would separate fields or lines.
+        mounts: the content of ``/proc/self/mountinfo``; None reads this file. The kernel escapes
+            white space in paths, because white space separates fields and lines.
     """
     if mounts is None:
         mounts = Path("/proc/self/mountinfo").read_bytes()
@@ -277,7 +281,7 @@ def file_system_of(path: Path, mounts: bytes | None = None) -> tuple[str, str]:
         name = _ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), left.split(b" ")[4])
         mount = os.fsdecode(name)
         parts = len(Path(mount).parts)
-        # Later lines hide earlier ones mounted on the same place.
+        # A later mount on the same directory hides the earlier mount.
         if resolved.is_relative_to(mount) and parts >= best_parts:
             best, best_parts = (kind, mount), parts
     return best

@@ -50,7 +50,9 @@ class OwnAccess:
         self._ledgers: LedgerManager | None = None
 
     async def load(self, store: MetadataStore) -> str:
-        """Load the token keys and the grants, before the first call; return the cluster's id.
+        """Load the token keys and the grants, and return the cluster's id.
+
+        Call this before the bookie serves its first request.
 
         Raises:
             MetadataError: the store does not answer, or holds no cluster.
@@ -89,16 +91,17 @@ class OwnAccess:
             )
 
     async def _find_log(self, ledger_id: int) -> str | None:
-        """Return the name of the log that a ledger belongs to, or an empty text without a log.
+        """Return the name of the log that a ledger belongs to.
 
-        If the ledger does not exist, return None.
+        If the ledger belongs to no log, return an empty text. If the ledger does not exist, return
+        None.
         """
         assert self._ledgers is not None
         try:
             try:
                 found = await self._ledgers.read(ledger_id)
             except NoSuchLedgerError:
-                # The server that answered may lag behind the client that made the ledger.
+                # The metadata server that answered may not have received the new ledger yet.
                 found = await self._ledgers.read_latest(ledger_id)
         except NoSuchLedgerError:
             return None

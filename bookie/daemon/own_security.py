@@ -20,13 +20,14 @@ from bookie.security.suitability import EXPIRED, LASTING, faults_of
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 2.0
-"""The longest time until a changed file is loaded."""
+"""The time between two checks if a certificate file has changed."""
 
 START_PATIENCE_SECONDS = 5.0
-"""How long a start waits while another program is renewing the files."""
+"""The longest wait of a start while another program is renewing the certificate files."""
 
 EXPIRES_SOON_DAYS = 14
-"""If a certificate expires within this time, this is logged, and BookieCertificateExpires fires."""
+"""The time before a certificate's expiry in which the process logs a warning. The documented alert
+BookieCertificateExpires uses the same time."""
 
 _MEANING = "peers refuse it: issue another, or set listen.advertised_host to a name in it"
 
@@ -36,11 +37,11 @@ _log = event_log(__name__)
 def prepare_security(
     settings: Settings, metrics: Metrics, listeners: tuple[str, ...] = ("listen", "http")
 ) -> PemFiles | None:
-    """Load this process's certificate; return None if the settings make it speak plaintext.
+    """Load this process's certificate; return None if the settings name no certificate.
 
     Raises:
-        ConfigurationError: a file cannot be used. Also raised if the settings do not allow
-            plaintext, and other machines would reach a listener without TLS.
+        ConfigurationError: a file cannot be used. Also raised if other machines could reach a
+            listener without TLS, although the settings do not allow plaintext.
         CannotStartError: the certificate and the key do not belong together, for example because a
             renewal has replaced only one file.
     """
@@ -74,10 +75,10 @@ def prepare_security(
 
 
 def registered_host(settings: Settings) -> str:
-    """Return the host at which clients reach the bookie, and which its certificate must name.
+    """Return the host at which clients reach the bookie. The bookie's certificate must name it.
 
-    If the host is an IP address, the result is its shortest form, because gRPC compares the text of
-    addresses with the certificate.
+    If the host is an IP address, the result is the address's shortest form, because gRPC compares
+    the text of an address with the certificate.
     """
     host = settings.listen.advertised_host or settings.listen.host
     if is_wildcard(host):
@@ -125,7 +126,8 @@ def _tell_faults(files: PemFiles, is_bookie: bool) -> None:
     """Log the reasons for which peers would refuse the certificate.
 
     Raises:
-        ConfigurationError: every peer would refuse the bookie's certificate, at any time and host.
+        ConfigurationError: every peer would refuse the bookie's certificate until somebody replaces
+            the certificate or the CA file.
     """
     for kind, sentence in files.faults.items():
         if is_bookie and kind in LASTING:
@@ -133,7 +135,7 @@ def _tell_faults(files: PemFiles, is_bookie: bool) -> None:
                 "clients and other bookies would refuse security.certificate_file "
                 f"{files.settings.certificate_file}: {sentence}"
             )
-        if kind != EXPIRED:  # this is told with the expiry
+        if kind != EXPIRED:  # `_show_expiry` logs an expired certificate
             _log.warning("certificate_unsuitable", kind=kind, reason=sentence, meaning=_MEANING)
 
 

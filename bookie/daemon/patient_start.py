@@ -1,8 +1,8 @@
-"""A start on empty directories: it waits while the lost data may include an entry's last copy.
+"""A bookie with empty directories waits to start while an entry may have lost its last copy.
 
 Each attempt to start lists all ledgers of the cluster. If the process ended after a failed attempt,
-a service manager would start it again at once. So the process itself waits before the next attempt.
-The pause is at least `REST` times as long as the attempt.
+a service manager would start the process again at once. So the process itself waits before the next
+attempt. The pause is `REST` times as long as the attempt, but at least `PAUSE_SECONDS_MIN`.
 
 The directories are not locked during the pause. If the operator mounts the right disk during a
 pause, the next attempt to start finds the disk's data, and the bookie starts with this data.
@@ -39,9 +39,9 @@ async def patiently(
     readiness: Readiness,
     clock: Clock,
 ) -> AsyncIterator[T]:
-    """Enter the context of `start`; if it raises DataNotExpendableError, try again after a pause.
+    """Enter the context of `start`; after a DataNotExpendableError, pause and try again.
 
-    During the wait, the bookie is not ready, and the readiness report has the reason. Each new
+    During the pause, the bookie is not ready, and the readiness report has the reason. Each new
     reason is logged.
 
     Raises:

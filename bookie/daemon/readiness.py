@@ -1,7 +1,7 @@
-"""Readiness for traffic: each part of the daemon states and removes its own obstacle.
+"""Readiness of a bookie for clients: each part of the daemon sets and removes its own obstacle.
 
-A bookie is ready while no part states an obstacle. A part may also state a remark, which leaves the
-bookie ready. For example, a read-only bookie still answers reads, fences and recoveries. A bookie
+A bookie is ready while no part has set an obstacle. A part may also set a remark, and the bookie
+stays ready. For example, a read-only bookie still answers reads, fences and recoveries. A bookie
 without a registration still serves clients that know its address. If a bookie without a
 registration were not ready, a Kubernetes service would remove the bookie's address, and clients
 could not reach the bookie.
@@ -13,7 +13,7 @@ import enum
 
 
 class Part(enum.StrEnum):
-    """The parts of a daemon that state obstacles and remarks."""
+    """The parts of a daemon that set obstacles and remarks."""
 
     BOOT = "boot"
     SHUTDOWN = "shutdown"
@@ -28,8 +28,8 @@ class Part(enum.StrEnum):
 class Readiness:
     """The obstacles and remarks of one bookie. Not thread safe: use it only in the event loop.
 
-    A new object holds the obstacle that the bookie is starting; `clear` this obstacle when the boot
-    has ended.
+    A new object has the obstacle of `Part.BOOT`, because the bookie is starting. Call `clear` for
+    this part when the bookie serves.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Readiness:
         self._remarks: dict[Part, str] = {}
 
     def block(self, part: Part, reason: str) -> None:
-        """Set the obstacle of one part; it replaces the part's former obstacle."""
+        """Set the obstacle of one part, and replace the part's former obstacle."""
         self._obstacles[part] = reason
 
     def clear(self, part: Part) -> None:

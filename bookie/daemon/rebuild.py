@@ -1,9 +1,9 @@
 """Rebuild the index of a stopped bookie from its journal files and entry logs.
 
-A bookie rebuilds a lost or damaged index at its start, too. With this module, an operator rebuilds
+A bookie also rebuilds a lost or damaged index at its start. With this module, an operator rebuilds
 the index of a stopped bookie, sees the progress, and reads the result before the bookie's start.
-The old index is kept beside the new index. If a rebuild is interrupted, the next rebuild or start
-begins again from the beginning, because an incomplete index has no format record.
+The module keeps the old index beside the new index. If a rebuild is interrupted, the next rebuild
+or start begins again from the beginning, because an incomplete index has no format record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class RebuiltIndex:
 
     index_dir: str
     old_index: str | None
-    """The path of the old index; None if it was missing."""
+    """The path of the old index; None if there was no index."""
     files: int
     size_bytes: int
     """The total size of the files that the rebuild read."""
     seconds: float
     ledgers: int
     entries: int
-    """The number of entries that the rebuild read; an entry that was added twice counts twice."""
+    """The number of entries that the rebuild read; an entry that is in two files counts twice."""
     damage: tuple[str, ...]
     """One sentence for each damaged region of the files."""
 
@@ -48,9 +48,9 @@ def size_of_files(settings: StorageSettings) -> int:
 def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
     """Rename the old index and make a new index; the call blocks its thread.
 
-    `advance` is called repeatedly with the number of bytes that were read since its last call. At
-    its next start, the bookie gets a new incarnation. The bookie then puts all of its ledgers in
-    limbo, because their entries must be checked.
+    The rebuild calls `advance` repeatedly with the number of bytes read since the last call. At its
+    next start, the bookie gets a new incarnation. The bookie then puts all of its ledgers in limbo,
+    because a check must first find their entries.
 
     Raises:
         ConfigurationError: directories, cookies or files are missing, or a device is full.

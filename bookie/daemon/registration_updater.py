@@ -21,13 +21,14 @@ from bookie.node.bookie import Bookie
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 1.0
-"""The longest delay until a changed state is registered; each check costs one statvfs."""
+"""The time between two checks of the bookie's state; each check costs one call of statvfs."""
 
 REFRESH_INTERVAL_SECONDS = 60.0
-"""The interval at which free space is registered without another change: one write to the store."""
+"""The time between two updates if only the free space changed; an update is one write to the store.
+"""
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
-"""The fields on which clients act; a change of these fields is registered at once."""
+"""The fields that change what clients do; the bookie registers a change of these fields at once."""
 
 _log = event_log(__name__)
 
@@ -59,7 +60,7 @@ class RegistrationUpdater:
         self.interval.end()
 
     def set_given_labels(self, labels: Mapping[str, str]) -> None:
-        """Replace the operator's labels; they override the settings' labels with equal names."""
+        """Replace the labels set by an operator, which override equal names in the settings."""
         self._given_labels = labels
         self.interval.end()
 
@@ -120,7 +121,7 @@ async def keep_registered(
             try:
                 await registered.update(wanted)
             except (MetadataError, RequestError) as error:
-                # The registration repairs itself later, with the newest state.
+                # A task of `registered` repeats the write later, with the newest state.
                 _log.warning("registration_not_updated", reason=str(error))
         await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
 
@@ -132,7 +133,7 @@ def show_registration(
     readiness: Readiness,
     remarks: dict[Part, str],
 ) -> None:
-    """Set the gauge and the remarks that show if and how the bookie is registered."""
+    """Set the metric `server_status`, and the remarks for the readiness report."""
     for part, text in remarks.items():
         readiness.remark(part, text)
     if registered.is_registered:

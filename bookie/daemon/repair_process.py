@@ -2,7 +2,7 @@
 
 Repair processes are for clusters whose bookies have ``repair.enabled`` off. Several repair
 processes share the work: one process audits, and every process locks and repairs ledgers. A repair
-process ignores ``repair.enabled``, but ``bookie repair disable`` pauses it.
+process ignores ``repair.enabled``, but ``bookie repair disable`` pauses all repair processes.
 
 SIGTERM and SIGINT make the process release its locks and end.
 """
@@ -33,8 +33,8 @@ _log = event_log(__name__)
 class RepairProcessMetrics(Metrics):
     """The metrics that a repair process shows.
 
-    All other metrics describe a bookie. A repair process hides all other metrics, because their
-    value 0 would raise a bookie's alerts.
+    All other metrics describe a bookie. A repair process hides these metrics, because their value 0
+    would raise the alerts for a bookie.
     """
 
     exposed = (
@@ -48,14 +48,15 @@ class RepairProcessMetrics(Metrics):
 
 
 async def run_repair_process(sources: Sources) -> None:
-    """Repair until SIGTERM or SIGINT, then stop in order.
+    """Run a repair process until SIGTERM or SIGINT, then stop it in order.
 
     Args:
         sources: the values from file, environment and flags.
 
     Raises:
         ConfigurationError: a setting is wrong, or settings contradict each other.
-        CannotStartError: the address for HTTP is taken.
+        CannotStartError: another process has the address for HTTP, or the certificate and the key
+            do not belong together.
         SessionGivenUpError: the metadata store was unreachable for longer than the policy allows.
         BookieError: the metadata store does not answer, or holds no cluster.
     """

@@ -21,12 +21,12 @@ from bookie.security.tokens import HS256, TokenKeys
 
 DAY_SECONDS = 86400
 EXPIRY_DAYS_MIN = 30
-"""A certificate that is valid for a shorter time should be renewed now."""
+"""If a certificate expires in fewer days, `bookie doctor` warns that it should be renewed."""
 
 FIRST_ETCD = tuple(
     f"{major}.{minor}.{patch}" for (major, minor), patch in CHECKS_RIGHTS_FROM.items()
 )
-"""The versions of etcd that check all rights, for advice."""
+"""The first version of each etcd release line that checks all rights, for advice."""
 
 
 def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
@@ -98,7 +98,7 @@ def check_token_keys(path: str) -> Fact:
 
 
 def check_clients(settings: Settings) -> list[Fact]:
-    """Check that a bookie requires certificates of clients, and roles beyond loopback."""
+    """Check that a bookie requires certificates and, if it listens beyond loopback, roles."""
     security = settings.security
     if security.require_client_certificate:
         hosts = {"listen": settings.listen.host, "http": settings.http.host}
@@ -150,7 +150,7 @@ def _check_etcd_server(host: Host, security: MetadataSecurity) -> Fact:
 
 
 def check_peers(security: SecuritySettings, host: str) -> list[Fact]:
-    """Check that peers accept the certificate, and that it names the host that is registered."""
+    """Check that peers accept the certificate, and that it names the bookie's registered host."""
     path = Path(security.certificate_file)
     faults = faults_of(security, host)
     facts = [
@@ -167,7 +167,7 @@ def check_peers(security: SecuritySettings, host: str) -> list[Fact]:
 
 
 def check_expiry(path: Path, now_seconds: float) -> Fact:
-    """Check the expiry of the certificate in a file that expires first."""
+    """Check the earliest expiry of the certificates in a file."""
     first = min(read_certificate_file(path), key=lambda one: one.expires_seconds)
     days = (first.expires_seconds - now_seconds) / DAY_SECONDS
     numbers = {"expires_seconds": first.expires_seconds}

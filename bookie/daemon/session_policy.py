@@ -1,12 +1,13 @@
-"""The behaviour of a bookie that loses its session: it continues to serve, and reports the loss.
+"""A bookie that loses its session with the metadata store serves on, and reports the loss.
 
-While the metadata store does not answer, adds and reads of open ledgers continue, because they need
-no metadata. The bookie stays ready: if it were not ready, a Kubernetes service would hide its
-address from clients. A remark and a metric report the outage.
+While the metadata store does not answer, adds and reads of open ledgers continue, because adds and
+reads need no metadata. The bookie stays ready: if the bookie were not ready, a Kubernetes service
+would hide its address from clients. A remark and a metric report the outage.
 
 The settings `[session]` may limit the outage. After a longer outage, the bookie ends with one
-sentence and exit status 3, and a supervisor can start it where the store is reachable. By default
-the bookie waits for ever, because an outage of the store must not end all bookies of a cluster.
+sentence and exit status 3. A supervisor can then start the bookie on a machine that reaches the
+store. By default the bookie waits for ever, because an outage of the store must not end all bookies
+of a cluster.
 
 Source: PIP-57, and the default of its later versions.
 """
@@ -41,8 +42,8 @@ async def obey_session_policy(
     """Follow the session of the store, and show its state in a metric, a remark and the log.
 
     Raises:
-        SessionGivenUpError: the policy requires that the process ends; the message says why.
-        MetadataClosedError: the store was closed first.
+        SessionGivenUpError: the policy requires that the process ends; the message has the reason.
+        MetadataClosedError: the store was closed.
     """
     policy = SessionPolicy(
         store.session_timeout_seconds,
@@ -64,7 +65,9 @@ async def obey_session_policy(
 
 
 async def after_outages(store: MetadataStore, look: Callable[[], object]) -> None:
-    """Call `look` after each new session: a restore of the store from a backup ends sessions.
+    """Call `look` after each new session, because the store may be a restored backup.
+
+    A restore of the store ends all sessions.
 
     Raises:
         MetadataClosedError: the store was closed.
@@ -78,7 +81,7 @@ async def after_outages(store: MetadataStore, look: Callable[[], object]) -> Non
 async def _next_before(
     events: AsyncIterator[SessionEvent], deadline: float | None, clock: Callable[[], float]
 ) -> SessionEvent | None:
-    """Return the next event of the session; None if the deadline comes first."""
+    """Return the next event of the session; None if the `deadline` passes first."""
     try:
         async with asyncio.timeout(None if deadline is None else max(0.0, deadline - clock())):
             return await anext(events)

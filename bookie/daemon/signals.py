@@ -1,8 +1,8 @@
-"""Handles signals in the event loop: some signals request a stop, and others are only logged.
+"""Handles signals in the event loop: some signals request a stop, other signals are only logged.
 
 SIGTERM and SIGINT request a stop. SIGHUP requests a stop only in a program that runs in a terminal.
-A daemon only logs SIGHUP, because operators send it to many daemons to reload files. A daemon also
-logs SIGUSR1 and SIGUSR2. Without a handler, SIGHUP, SIGUSR1 or SIGUSR2 would kill the process
+A daemon only logs SIGHUP, because operators send SIGHUP to many daemons to reload files. A daemon
+also logs SIGUSR1 and SIGUSR2. Without a handler, SIGHUP, SIGUSR1 or SIGUSR2 would kill the process
 silently.
 """
 
@@ -49,12 +49,11 @@ def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[No
 async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
     """Yield an event that is set by the first SIGTERM or SIGINT within the block.
 
-    A second SIGTERM or SIGINT has its default effect: it ends the process without an orderly stop,
-    in the case of SIGINT by KeyboardInterrupt.
+    A second SIGTERM ends the process at once, and a second SIGINT raises KeyboardInterrupt.
 
     Args:
-        hangup: SIGHUP also sets the event, unless the process ignores SIGHUP (``nohup``). A second
-            SIGHUP is ignored, because a closed terminal sends SIGHUP twice.
+        hangup: True lets SIGHUP set the event, too, unless the process ignores SIGHUP (``nohup``).
+            A second SIGHUP is ignored, because a closed terminal sends SIGHUP twice.
     """
     loop = asyncio.get_running_loop()
     requested = asyncio.Event()
@@ -82,7 +81,8 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
 def stop_with_parent() -> None:
     """Ask the kernel to send SIGTERM to this process when the parent process ends.
 
-    If the parent has already ended, the function sends SIGTERM itself.
+    If the parent has already ended, process 1 is the new parent. Then the function itself sends
+    SIGTERM to this process.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

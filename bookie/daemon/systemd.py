@@ -19,7 +19,7 @@ class ServiceManager:
 
     def __init__(self, supervision: Supervision) -> None:
         address = supervision.notify_socket
-        # "@" stands for the zero byte of Linux's abstract namespace.
+        # A leading "@" means the abstract namespace of Linux, whose names begin with a zero byte.
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def ready(self, status: str) -> None:
@@ -40,7 +40,7 @@ class ServiceManager:
             try:
                 sender.sendto(message.encode(), self._address)
             except OSError:
-                return  # a deaf manager must not stop a bookie; its own timeouts apply
+                return  # a service manager that cannot receive messages must not stop the bookie
 
 
 async def beat(send: Callable[[], None], *, interval_seconds: float) -> NoReturn:

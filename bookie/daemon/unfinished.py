@@ -1,21 +1,21 @@
 """Bounds the memory that gRPC holds for messages that no handler has read yet.
 
 The danger: a peer opens 128 calls on one connection, and sends in each call 8 MB of a message, but
-not its last byte. The gRPC library keeps this 1 GB in memory, and no handler learns of it. Each
+not its last byte. The gRPC library keeps this 1 GB in memory, and no handler sees the bytes. Each
 further connection costs another gigabyte. The gRPC library for Python cannot limit the memory of
 the process: only gRPC for C++ has resource quotas.
 
 So this module asks the kernel about ten times a second how many bytes each connection has received.
 The module subtracts the bytes that handlers have read (`Arrivals`): the rest is *unfinished*. If
 the unfinished bytes of all connections exceed a bound, the module ends connections. The address
-with the most unfinished bytes loses its largest connection first. The bound may be exceeded by the
-bytes that arrive between two measurements. If the bookie stops reading a writer's stream for a
-while, gRPC's memory holds a window of its bytes. So a stream that the bookie does not read has an
-allowance (`Arrived.allowance`).
+with the most unfinished bytes loses its largest connection first. The total may exceed the bound by
+the bytes that arrive between two measurements. If the bookie stops reading a writer's stream for a
+while, gRPC's memory holds one flow-control window of the stream's bytes. So a stream that the
+bookie does not read has an allowance (`Arrived.allowance`).
 
-The number of unfinished bytes is an estimate. A peer whose calls reach handlers can hide as many
-bytes as `Arrivals` adds to each call for its metadata. Calls that reach no handler of the bookie
-count as unfinished until their connection ends.
+The number of unfinished bytes is an estimate. `Arrivals` adds some bytes to each call for the
+call's metadata, so a peer whose calls reach handlers can hide as many bytes. Calls that reach no
+handler of the bookie count as unfinished until their connection ends.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc.server.arrivals import Arrivals
 
 LOOK_SECONDS: Final = 0.1
-"""The time between two measurements."""
+"""The time between two measurements of the unfinished bytes."""
 
 SOON_SECONDS: Final = 0.025
-"""The time until the next measurement while more than an eighth of the bound is unfinished."""
+"""The time until the next measurement while the unfinished bytes exceed an eighth of the bound."""
 
 CONNECTION_SECONDS: Final = 0.00025
-"""The least pause for each connection. A measurement takes 5 µs for each connection, so
-measurements take at most 2% of a core."""
+"""The least pause between two measurements, for each connection. A measurement takes 5 µs for each
+connection, so measurements take at most 2% of a core."""
 
 LARGE_BYTES: Final = 16 * 1024 * 1024
-"""More unfinished bytes than a well-behaved client causes on one connection: the windows of its
-streams, and the beginning of a message."""
+"""More unfinished bytes than a well-behaved client causes on one connection. Such a client causes
+at most the flow-control windows of its streams, and the beginning of a message."""
 
 DRIFT_BYTES_PER_SECOND: Final = 1024
-"""More bytes than a connection without calls receives, for example pings. The count of unfinished
-bytes falls by this rate."""
+"""The count of unfinished bytes of each connection falls by this rate. A connection without calls
+receives fewer bytes, for example pings."""
 
 REASON: Final = "unfinished"
 """The label of the metric `connections_ended_total`."""
@@ -70,12 +70,12 @@ class Unfinished:
 def surplus(held: Mapping[str, int], bytes_max: int) -> list[str]:
     """Choose connections to end, so that all other connections hold at most `bytes_max` together.
 
-    If the total is above half of `bytes_max`, connections with more than `LARGE_BYTES` are chosen
-    first, until the total is at most this half. At each step, the address with the most bytes loses
-    its largest connection.
+    If the total is above half of `bytes_max`, the function first chooses connections with more than
+    `LARGE_BYTES`, until the total is at most this half. At each step, the address with the most
+    bytes loses its largest connection.
 
     Args:
-        held: the unfinished bytes of each connection, by gRPC's name of its peer.
+        held: the unfinished bytes of each connection, by gRPC's name of the connection's peer.
         bytes_max: the most unfinished bytes of all connections together.
     """
     total = sum(held.values())
@@ -110,8 +110,8 @@ class UnfinishedCount:
     """Measures repeatedly how many unfinished bytes each connection holds.
 
     Args:
-        sockets: the connections.
-        arrivals: the bytes that handlers have read.
+        sockets: the sockets of this process.
+        arrivals: counts the bytes that handlers have read.
         drift: the rate by which the count of a connection falls, in bytes a second.
     """
 
@@ -126,7 +126,7 @@ class UnfinishedCount:
         self._looked_at = asyncio.get_running_loop().time()
 
     async def look(self) -> dict[str, int]:
-        """Return the unfinished bytes of each connection, less its allowance.
+        """Measure; return each connection's unfinished bytes, minus the allowance of its streams.
 
         Raises:
             OSError: the descriptors cannot be listed.
@@ -142,7 +142,7 @@ class UnfinishedCount:
                 continue
             known = self.connections.get(one.peer)
             if known is None or known.connection != one:
-                # An earlier connection may have had the same peer.
+                # An earlier connection may have had the same peer's address and port.
                 known = Unfinished(one, taken=0 if known is None else known.taken)
             arrived = self._arrivals.of(one.peer)
             taken = arrived.taken
@@ -168,11 +168,11 @@ async def bound_unfinished(
 ) -> None:
     """Bound the unfinished bytes by ending connections, until cancelled.
 
-    The function returns at once, without any effect, if this system cannot list sockets.
+    If this system cannot list descriptors, the function returns at once.
 
     Args:
-        sockets: the connections.
-        arrivals: the bytes that handlers have read.
+        sockets: the sockets of this process.
+        arrivals: counts the bytes that handlers have read.
         bytes_max: returns the most unfinished bytes of all connections together.
         metrics: shows the unfinished bytes, and counts the ended connections.
     """
@@ -183,8 +183,8 @@ async def bound_unfinished(
         try:
             held = await count.look()
         except FileNotFoundError:
-            return  # who bounds connections has said so
-        except OSError:  # no descriptor is left for the listing; the next look may have one
+            return  # `bound_connections` has logged this
+        except OSError:  # a listing needs a free descriptor, which may exist at the next listing
             await asyncio.sleep(LOOK_SECONDS)
             continue
         total = sum(held.values())
