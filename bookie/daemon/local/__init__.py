@@ -10,6 +10,6 @@
 ==========================  ===================================================================
 
 Each bookie is a child process that runs ``bookie serve``. The supervisor acts as the service
-manager of sd_notify(3): each bookie reports when it is ready, so the supervisor never polls. If the
-supervisor is killed, the kernel sends each child SIGTERM, so all bookies stop, too.
+manager of sd_notify(3): each bookie reports when it is ready, so the supervisor does not poll. If
+the supervisor is killed, the kernel sends SIGTERM to each bookie, so all bookies stop, too.
 """

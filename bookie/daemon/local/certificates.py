@@ -1,4 +1,4 @@
-"""The certificates of a local cluster that speaks TLS, in ``DIR/security/``."""
+"""Makes and renews the certificates of a local cluster that speaks TLS, in ``DIR/security/``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def security_directory(directory: Path) -> Path:
 
 
 def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Create missing certificates of the bookies `names` and a client; renew expiring certificates.
+    """Create missing certificates for the bookies `names` and a client; renew old certificates.
 
     If the CA is missing, it is created first.
 

@@ -1,10 +1,10 @@
 """Finds the bookies of a local cluster that lost directories, or that have left the cluster.
 
-A local cluster with deleted directories does not start; the error names a command to type.
+If directories of a bookie were deleted, the local cluster does not start, and the error has the
+command to type. If a bookie lost all of its directories, the bookie may start empty without a
+command, unless entries may have lost their last copies.
 
-The checks run before any bookie starts, because only the supervisor knows the command that helps. A
-bookie that lost all of its directories may start empty without a command, unless entries may have
-lost their last copies.
+The checks run before any bookie starts, because only the supervisor knows the command that helps.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout) -> list[str]:
-    """Return the bookies that have data, but neither a cookie nor a ledger that names them.
+    """Return the bookies with data that no ledger names, and that have no cookie in the store.
 
-    Such bookies have left the cluster. If only the cookie of a bookie is lost, ledgers still name
-    the bookie.
+    These bookies have left the cluster. If only the cookie of a bookie was lost, ledgers still name
+    the bookie, so the result does not contain it.
     """
     known, ledgers = set(await CookieManager(store).bookie_ids()), LedgerManager(store)
     departed = []
@@ -63,7 +63,7 @@ async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse to start if a bookie lost directories, except if it can safely start empty.
+    """Refuse to start if a bookie lost directories, except if the bookie can safely start empty.
 
     Raises:
         CookieError: a bookie lost some of its directories. Also raised if a bookie lost all
@@ -80,7 +80,7 @@ async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Lay
             continue
         found = await cookies.read(member.id)
         if found is None or found.value.state is not CookieState.READY:
-            continue  # its first start was interrupted, or is still to come
+            continue  # the bookie has never completed its first start
         if member.id in all_gone:
             examined = await BookieLosses(store).examine(member.id, all_gone - {member.id})
             if not examined.dependents.last_copies.count:

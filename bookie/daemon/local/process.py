@@ -18,13 +18,14 @@ from bookie.daemon.local.layout import LocalBookie
 from bookie.errors import OperationTimeoutError, ShuttingDownError
 
 READY_SECONDS_MAX = 60.0
-"""A boot replays at most a few hundred megabytes; a boot that takes longer than this is stuck."""
+"""The longest start. A bookie replays at most a few hundred megabytes, so a longer start is stuck.
+"""
 
 STOP_SECONDS_MAX = 30.0
-"""The time to drain, write the last checkpoint and the clean marker; then the bookie is killed."""
+"""The longest stop, in which a bookie drains and writes a checkpoint; then the bookie is killed."""
 
 CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
-"""The ``BOOKIE_`` variables of this process that its child processes get, too."""
+"""The names of the ``BOOKIE_`` variables that child processes inherit."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class BookieProcess:
     def exit_status(self) -> int | None:
         """Return the last process's exit status, or minus the number of the signal that killed it.
 
-        None means that the process runs, or that no process was started.
+        None means that the process is running, or that no process was started.
         """
         return self._process.returncode if self._process is not None else None
 
@@ -72,11 +73,11 @@ class BookieProcess:
         """Start the process and wait until the bookie is ready.
 
         Args:
-            environment: variables that add to or override those of `child_environment`.
+            environment: more variables, which override the variables of `child_environment`.
 
         Raises:
-            ShuttingDownError: the process ended before it was ready; the message has the last line
-                of its log.
+            ShuttingDownError: the process ended before the bookie was ready; the message has the
+                last line of the bookie's log.
             OperationTimeoutError: the bookie was not ready after `READY_SECONDS_MAX`, and was
                 killed.
         """
@@ -108,7 +109,7 @@ class BookieProcess:
                 stdout=descriptor,
                 stderr=descriptor,
                 env=variables,
-                # Ctrl-C reaches the supervisor alone, which then stops its children in order.
+                # Ctrl-C then reaches only the supervisor, which stops its children by SIGTERM.
                 start_new_session=True,
             )
         finally:
@@ -117,7 +118,11 @@ class BookieProcess:
         return process
 
     async def _wait_ready(self, notify: _NotifySocket, process: asyncio.subprocess.Process) -> None:
-        """Wait until the bookie reports that it is ready; raise an error if its process ends."""
+        """Wait until the bookie reports that it is ready.
+
+        Raises:
+            ShuttingDownError: the process ended before.
+        """
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())
             ended = group.create_task(process.wait())
@@ -137,7 +142,7 @@ class BookieProcess:
         return status
 
     async def stop(self) -> int:
-        """Send SIGTERM, and SIGKILL after `STOP_SECONDS_MAX`; return the exit status."""
+        """Send SIGTERM to the bookie, then SIGKILL after `STOP_SECONDS_MAX`; return the status."""
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
@@ -148,8 +153,8 @@ class BookieProcess:
         self._stopping = True
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                # The process object would poll first. If the process has just ended, that takes
-                # the exit status away from the waiting task, which then reports 255.
+                # Do not use `Process.send_signal`, which polls first. If the process has just
+                # ended, this poll takes the exit status, and the task that waits reports 255.
                 os.kill(self._process.pid, number)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
@@ -160,7 +165,7 @@ class BookieProcess:
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `variables`, but omit all variables that set a bookie's settings.
+    """Return `variables` without the variables that would change a bookie's settings.
 
     A bookie of a local cluster must take its settings from its file. For example,
     ``BOOKIE_METADATA`` in the user's shell often names another cluster.
@@ -175,8 +180,8 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 class _NotifySocket:
     """The socket that receives the sd_notify messages of one child process.
 
-    The name of the socket is in Linux's abstract namespace. An abstract name needs no file, and its
-    length does not depend on the cluster's directory.
+    The name of the socket is in Linux's abstract namespace. Such a name needs no file, and its
+    length does not depend on the path of the cluster's directory.
     """
 
     def __init__(self, bookie_id: str) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 RESTART_DELAY_SECONDS = 1.0
-"""The first delay before a restart. After each failure the delay doubles, up to
+"""The first delay before a restart. After each failed restart the delay doubles, up to
 `RESTART_DELAY_SECONDS_MAX`."""
 RESTART_DELAY_SECONDS_MAX = 60.0
 
@@ -34,11 +34,11 @@ class LocalCluster:
     metadata_uri: str
     bookies: tuple[BookieProcess, ...]
     departed: tuple[str, ...] = ()
-    """Bookies that have left the cluster since the last start; they are not started any more."""
+    """The ids of bookies that left the cluster since the last start; these bookies do not run."""
 
     @property
     def client_variables(self) -> Mapping[str, str]:
-        """The variables that let a client connect by TLS; empty if the bookies use plaintext."""
+        """The variables that a client needs for TLS; empty if the bookies use plaintext."""
         home = security_directory(self.directory)
         return variables_for(home, CLIENT) if home.exists() else {}
 
@@ -63,19 +63,19 @@ async def local_cluster(
         directory: the absolute path of the cluster's directory, which is created if missing.
         bookies: the number of bookies; None means as many as before, or 3 in a new cluster.
         metadata_uri: a metadata store to use instead of the embedded store.
-        base_port: the first port; each bookie uses two ports. If it is None, bookies keep the ports
-            of the last run, and new bookies get free ports.
+        base_port: the first port; each bookie uses two ports. None means that bookies keep the
+            ports of the last run, and new bookies get free ports.
         secure: True makes all bookies use TLS, with certificates of a CA in the directory.
         settings: more settings for each bookie, by section and key.
-        environment: more variables for the first process of each bookie; a process of a restart
-            does not get them.
+        environment: more variables for the first process of each bookie; a restarted process does
+            not get these variables.
 
     Raises:
         DirectoryLockedError: another supervisor uses the directory.
         ConfigurationError: the arguments contradict the cluster in the directory, or other
             processes cannot reach the metadata store. Also raised if the metadata was deleted, but
             bookies hold data.
-        CookieError: the directories of a bookie were deleted; the message names a command to type.
+        CookieError: the directories of a bookie were deleted; the message has the command to type.
         ShuttingDownError: a bookie did not start; the message has the last line of its log.
         OperationTimeoutError: a bookie was not ready in time.
     """
@@ -122,7 +122,7 @@ async def start_all(
                     group.create_task(process.start(environment))
     except* (ShuttingDownError, OperationTimeoutError) as errors:
         failures += errors.exceptions
-    # Raised out here: up to Python 3.11.3 an error raised inside of except* comes out in a group.
+    # Raise the error only here: up to Python 3.11.3, `except*` would wrap the error in a group.
     if failures:
         raise failures[0]
 
@@ -140,8 +140,8 @@ async def watch_processes(
 ) -> None:
     """Report each bookie whose process ends unexpectedly; with `restart`, start the bookie again.
 
-    If a restart fails, it is repeated. The function returns when all processes have ended, and none
-    will be restarted.
+    The function repeats a failed restart. Without `restart`, the function returns when all
+    processes have ended. With `restart`, it returns only after all processes were stopped.
     """
 
     async def start_again(process: BookieProcess) -> None:
@@ -172,10 +172,10 @@ async def watch_processes(
 
 
 async def _initialize(directory: Path, layout: Layout) -> list[str]:
-    """Create the cluster's metadata if it is missing; check that no bookie lost its data.
+    """Create the cluster in an empty metadata store; check that no bookie lost its data.
 
     Returns:
-        the bookies that have left the cluster.
+        the ids of the bookies that have left the cluster.
 
     Raises:
         ConfigurationError: the metadata was deleted, but bookies have data.
@@ -203,7 +203,7 @@ async def _initialize(directory: Path, layout: Layout) -> list[str]:
 
 
 async def _give_roles(store: MetadataStore, layout: Layout) -> None:
-    """Grant REPAIRER to each bookie; if there are no grants yet, grant ADMIN to the client."""
+    """Grant the role REPAIRER to each bookie and, if no grant exists yet, ADMIN to the client."""
     from bookie.cluster.role_grants import RoleGrants
     from bookie.security.grants import Grant
     from bookie.security.rights import Role
