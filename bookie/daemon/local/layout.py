@@ -19,7 +19,7 @@ from bookie.errors import ConfigurationError, DirectoryLockedError
 BOOKIES_DEFAULT = 3
 _LAYOUT_VERSION = 1
 _PORTS = range(10_000, 20_000)
-"""The range from which free ports are chosen."""
+"""The range from which `free_ports` chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def prepare(
 ) -> Layout:
     """Plan the cluster, save the plan, and write the configuration of every bookie.
 
-    A cluster that has used TLS once always uses TLS, even if `secure` is False.
+    If a cluster has used TLS once, it always uses TLS, even if `secure` is False.
 
     Raises:
         ConfigurationError: as in `load_layout` and `plan_layout`.
@@ -145,7 +145,7 @@ def plan_layout(
     if known is not None and uri != known.metadata_uri:
         raise ConfigurationError(f"{directory} holds a cluster on {known.metadata_uri}, not {uri}")
     names = [member.id for member in members]
-    # A directory of no member holds the data of a bookie that has left the cluster.
+    # If a directory belongs to no member, it has the data of a bookie that left the cluster.
     unused = (name for name in _names() if name not in names and not (directory / name).exists())
     names += list(itertools.islice(unused, count - len(names)))
     if base_port is not None:
@@ -208,7 +208,7 @@ def write_configuration(
     member: LocalBookie,
     settings: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Write the `bookie.toml` of one bookie; `settings` adds or overrides keys, by section."""
+    """Write the `bookie.toml` of one bookie; the keys in `settings` override the default keys."""
     home = directory / member.id
     home.mkdir(exist_ok=True, mode=0o700)
     sections: dict[str, dict[str, object]] = {
@@ -224,6 +224,6 @@ def write_configuration(
     lines = ["# Written by `bookie local` at each start."]
     for name, values in sections.items():
         lines.append(f"\n[{name}]")
-        # JSON's strings, numbers and booleans are also TOML's.
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        # TOML spells booleans, numbers and strings like JSON, but refuses escaped surrogates.
+        lines += [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items()]
     (home / "bookie.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
