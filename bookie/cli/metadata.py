@@ -10,7 +10,7 @@ import base64
 import json
 import sys
 import uuid
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -244,7 +244,8 @@ async def _export(store: MetadataStore, file: Path | None, key: str) -> None:
     # A failed export leaves no file.
     part = file.with_name(file.name + ".part") if file is not None else None
     try:
-        with (part or Path("/dev/stdout")).open("w", encoding="utf-8") as out:
+        # To open /dev/stdout would truncate a file to which the shell appends.
+        with part.open("w", encoding="utf-8") if part else nullcontext(sys.stdout) as out:
             async for line in export_lines(store, key, skipped=skipped.append):
                 print(line, file=out)
                 lines += 1

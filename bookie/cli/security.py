@@ -80,7 +80,7 @@ def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) ->
     print(f"{directory} holds a CA, and certificates for {', '.join(hosts)} and a client")
     print("\n[security]")
     for key, path in authority.settings_for(directory.absolute(), "bookie").items():
-        print(f"{key} = {json.dumps(path)}")
+        print(f"{key} = {json.dumps(path, ensure_ascii=False)}")
     print("\nA client sets:\n")
     for key, path in authority.variables_for(directory.absolute(), "client").items():
         print(f"export {key}={shlex.quote(path)}")
