@@ -1,6 +1,6 @@
-"""The command line: one module per command group, imported when the user names the group.
+"""The command line: one module for each command group, imported when the user names the group.
 
 No other package of bookie imports `bookie.cli`. A module of this package imports only the libraries
-of its own commands. Heavy libraries (gRPC, numpy, pydantic, aiohttp, rich) are imported only inside
-a command. So ``bookie --help`` and completion answer at once.
+of its own commands. Commands import heavy libraries (gRPC, numpy, pydantic, aiohttp, rich) only
+when they run. So ``bookie --help`` and completion answer at once.
 """

@@ -9,15 +9,15 @@ exit status  meaning
 ===========  =====================================================================================
 0            the command succeeded
 1            the command failed; one sentence on standard error says why
-2            the command line has an unknown command, option or value
+2            the command line or a setting is wrong
 130          the user interrupted the command with Ctrl-C
-141          the reader of the output ended first, like ``head``, or the terminal was closed;
-             no message is printed
+141          the reader of the output ended before the command, like ``head``, or the terminal
+             was closed; the command prints no message
 ===========  =====================================================================================
 
 ``bookie serve`` also exits with 3 if the metadata store was unreachable for too long. As in
 ``sysexits.h``, ``bookie serve`` exits with 74 if a disk failed, and with 78 if the configuration is
-wrong. With ``BOOKIE_DEBUG=1`` the command also prints the traceback of an error.
+wrong. With ``BOOKIE_DEBUG=1`` every command also prints the traceback of an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXIT_FAILED = 1
 EXIT_MISUSED = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-"""The status that a shell shows for a program that SIGPIPE ended."""
+"""The status that a shell shows for a program killed by SIGPIPE: 128 + 13."""
 
 GROUPS: dict[str, tuple[str, str]] = {
     "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
@@ -95,7 +95,7 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """The root command group, which imports a member's module only when the user names it."""
+    """The root command group, which imports a group's module only when the user names the group."""
 
     def list_commands(self, ctx: _click.Context) -> list[str]:
         """Return the names of the command groups in the order of the help."""
@@ -200,7 +200,7 @@ def _end(error: BaseException) -> int:
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error in a group of errors of tasks; it usually caused the others."""
+    """Return the first error in nested groups; the first error usually caused the other errors."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -212,13 +212,13 @@ def main() -> NoReturn:
     # NumPy's linear algebra, which bookie does not use, would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if DEBUG_VARIABLE not in os.environ:
-        # gRPC would write lines of its own about each failed handshake, beside our sentence.
+        # Otherwise gRPC would also write its own lines about each failed handshake.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup makes a process ignore SIGHUP
         signal.signal(signal.SIGHUP, _interrupt)
     _stand_in_for_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name may contain bytes that are not text, and a terminal may lack a character.
+        # A file name may contain bytes that are not text. A terminal may not have a character.
         sys.stdout.reconfigure(errors="backslashreplace")
     status = run()
     try:
@@ -231,15 +231,15 @@ def main() -> NoReturn:
 
 
 def _stand_in_for_closed() -> None:
-    """Replace each closed standard stream with a stream that fails when it is used.
+    """Replace each closed standard stream with a stream whose reads or writes fail.
 
     Without the replacement, the next file that the process opens would get the descriptor of the
-    closed stream. For example, output would then be written into a file of the metadata store.
+    closed stream. For example, a print could then write into a file of the metadata store.
     """
     names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
     for descriptor, (name, mode, flags) in enumerate(names):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, flags)  # an output or input that nobody can use
+            opened = os.open(os.devnull, flags)  # stdin is only writable, stdout only readable
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)
@@ -248,7 +248,7 @@ def _stand_in_for_closed() -> None:
 
 
 def _interrupt(*_signal: object) -> None:
-    """Handle SIGHUP of a closed terminal like Ctrl-C; the kernel's second SIGHUP is ignored."""
+    """Handle SIGHUP of a closed terminal like Ctrl-C, and ignore the kernel's second SIGHUP."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
 

@@ -32,9 +32,9 @@ class Shape:
 
     entry_bytes: int
     batch: int
-    """Entries per call: a call with 1 entry is `append`, a call with more is `append_many`."""
+    """The number of entries in a call: `append` for one entry, `append_many` for more entries."""
     in_flight: int
-    """The number of concurrent calls, over all ledgers together."""
+    """The number of concurrent calls, for all ledgers together."""
     seconds: float
 
 
@@ -65,7 +65,10 @@ class Measured:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest of `ordered` such that `percentile` percent of them are no larger."""
+    """Return the smallest value that at least `percentile` percent of the values do not exceed.
+
+    `ordered` has the values in ascending order, and is not empty.
+    """
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]
 
@@ -110,7 +113,7 @@ def write(
 
 
 async def write_load(writers: Sequence[WriterHandle | LogWriter], shape: Shape) -> Measured:
-    """Append to `writers` by `shape.in_flight` concurrent tasks for `shape.seconds`."""
+    """Append to `writers` with `shape.in_flight` concurrent tasks for `shape.seconds`."""
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
@@ -172,7 +175,7 @@ def read(
 
 
 async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured:
-    """Read a whole ledger `rounds` times, and return the totals and latencies."""
+    """Read a whole ledger `rounds` times; return totals and the times between two batches."""
     measured = Measured()
     reader = await client.open_ledger(ledger_id)
     total = (reader.last_entry_id + 1) * rounds
@@ -256,7 +259,7 @@ async def _new_log(
 
 
 async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
-    """Read all records once; each measured latency is the time until the next batch arrives."""
+    """Read all records of a log once; a latency is the time until the next batch arrives."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     reader = await bk.log_reader(name)

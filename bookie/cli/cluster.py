@@ -157,7 +157,7 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return the record with sizes as text such as 1.5 GiB, and without ``_bytes`` in names."""
+    """Return the record with sizes as text, such as 1.5 GiB, and names without ``_bytes``."""
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()
@@ -195,8 +195,8 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
 def _address(registration: Registration | None) -> tuple[str | None, str | None]:
     """Return the bookie's address for entries, and ``yes``, ``no`` or ``both`` for its use of TLS.
 
-    If the bookie has an address with TLS, this address is returned. ``both`` means that the bookie
-    also has a port for clients without TLS.
+    If the bookie has an address with TLS, the function returns this address. ``both`` means that
+    the bookie also has a port for clients without TLS.
     """
     from bookie.cluster.endpoints import speaks_tls
 

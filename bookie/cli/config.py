@@ -35,7 +35,9 @@ Cluster = Annotated[
 
 
 def parse_overrides(given: list[str] | None, metadata_uri: str | None = None) -> dict[str, str]:
-    """Convert ``section.key=value`` words and ``--metadata`` to overrides for `load_settings`.
+    """Convert words ``section.key=value`` and the value of ``--metadata`` to flags of settings.
+
+    The result is the argument `overrides` of `load_settings`.
 
     Raises:
         typer.BadParameter: a word is not of the form ``section.key=value``.
@@ -92,7 +94,7 @@ def show(
 
 
 def _tell_unknown_variables(sources: Sources) -> None:
-    """Report unknown environment variables that begin with ``BOOKIE_``."""
+    """Print a line for each unknown environment variable that begins with ``BOOKIE_``."""
     from bookie.cli.app import report
 
     for name, right in sources.unknown_variables.items():
@@ -124,11 +126,11 @@ def check(
 
     sources = Sources.read(config, parse_overrides(overrides))
     _tell_unknown_variables(sources)
-    sources.first_settings()  # errors within the process's own settings come first
+    sources.first_settings()  # report errors in the bookie's own settings first
     sources.require_one_store()
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)
-    open_configured(settings)  # fails if the URI is wrong; the store opens when it is entered
+    open_configured(settings)  # only checks the URI, because the context is not entered
     if output is OutputFormat.JSON:
         print_record({"valid": True, "bookie_id": settings.bookie.id}, output)
     else:

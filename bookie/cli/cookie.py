@@ -1,10 +1,10 @@
 """``bookie cookie``: lists, deletes, moves and restores the cookies of a cluster's bookies.
 
-A cookie ties a bookie's id to its directories; the bookie creates it at its first start. The
-metadata store and each directory have a copy: ``bookie inspect cookie`` shows the copy in a
-directory. Use ``bookie cookie`` after a disk was lost, or after you moved a bookie's data to other
-directories. Use ``bookie cookie`` also if the metadata store lost a cookie that the directories
-still have.
+A cookie ties a bookie's id to its directories; the bookie creates the cookie at its first start.
+The metadata store and each directory have a copy of the cookie: ``bookie inspect cookie`` shows the
+copy in a directory. Use ``bookie cookie`` after a disk was lost, or after you moved a bookie's data
+to other directories. Use ``bookie cookie`` also if the metadata store lost a cookie that the
+directories still have.
 """
 
 from __future__ import annotations
@@ -287,10 +287,11 @@ def restore(
     newest = max(cookies, key=lambda cookie: cookie.state_number)
     restored = replace(
         newest if others else oldest,
-        # Another start of this id may have acknowledged entries. The next start makes a new one.
+        # A later incarnation of this bookie may have acknowledged entries that are not in the
+        # directories. So the next start makes a new incarnation.
         incarnation="",
-        is_settled=True,  # said of directories only, whose own cookies stay as they are
-        is_in_doubt=True,  # the store has forgotten which state was the newest
+        is_settled=True,  # only the cookies in directories use this mark, and they do not change
+        is_in_doubt=True,  # the metadata store has lost the number of the newest state
     )
     on_store(metadata, lambda store: _restore(store, restored))
     print_record(
@@ -307,8 +308,8 @@ def restore(
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
     """True if `cookie` and the oldest cookie of the directories may belong to the same state.
 
-    After a crash while the state number was increased, some directories have the next number, and
-    their cookies are marked as not settled.
+    If a crash interrupted the increase of the state number, some directories have the next number,
+    and their cookies are marked as not settled.
     """
     if cookie.state_number == oldest.state_number:
         return cookie.incarnation == oldest.incarnation

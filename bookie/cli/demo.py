@@ -74,10 +74,10 @@ class Story:
     started: float = 0.0
     steps: list[Record] = field(default_factory=list)
     kept: bool = False
-    """True if all acknowledged entries came back unchanged."""
+    """True if the demonstration read all acknowledged entries back unchanged."""
 
     def tell(self, step: str, **figures: object) -> None:
-        """Record a step that just ended, with its figures."""
+        """Record a step that has just ended, with the step's figures."""
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
         at = round(asyncio.get_running_loop().time() - self.started, 1)
         self.steps.append({"at_seconds": at, "step": step, "figures": said})
@@ -118,7 +118,7 @@ class Demonstration:
     size: int
     story: Story = field(default_factory=Story)
     acknowledged: int = 0
-    """The number of acknowledged entries, without a gap, from the first entry on."""
+    """The number of entries from the first entry on that are all acknowledged."""
     ledger_id: int = -1
 
     async def run(self) -> Story:
@@ -141,7 +141,7 @@ class Demonstration:
         return self.story
 
     async def _write(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
-        """Append the text to a ledger while bookies are killed; at the end kill all bookies."""
+        """Append the text to a ledger, and kill bookies meanwhile; at the end kill all bookies."""
         async with _connect(cluster) as client:
             writer = await client.create_ledger(
                 ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
@@ -195,7 +195,7 @@ class Demonstration:
         await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
         with suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS_MAX):
-                while writer.is_under_replicated:  # noqa: ASYNC110  (there is no event for it)
+                while writer.is_under_replicated:  # noqa: ASYNC110  (the writer has no such event)
                     await asyncio.sleep(0.05)
         copies = 2 if writer.is_under_replicated else 3
         self.story.tell("started the dead bookies again", copies_of_new_entries=copies)
@@ -221,7 +221,8 @@ class Demonstration:
     def _judge(self, text: Path, entries: int, acknowledged: str, everything: str) -> None:
         """Compare the entries that were read with the file, and record the verdict.
 
-        The verdict is good if all acknowledged entries were read, and every entry matches the file.
+        The verdict is good if all acknowledged entries were read, and if every entry equals its
+        part of the file.
         """
         wanted = sha256_of(text, self.acknowledged * ENTRY_BYTES)
         self.story.kept = acknowledged == wanted and everything == sha256_of(
@@ -265,7 +266,7 @@ def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:
 
 
 class _Appends:
-    """Runs appends concurrently; the end of the context cancels unacknowledged appends."""
+    """Runs appends concurrently, and cancels unacknowledged appends when the context ends."""
 
     def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
         self._run = run
@@ -290,7 +291,7 @@ class _Appends:
 
     @property
     def has_gone_on(self) -> bool:
-        """True when enough acknowledgements came after `begin_watch` to end the measurement."""
+        """True if enough acknowledgements came after `begin_watch` to end the measurement."""
         return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
 
     def end_watch(self) -> float:
@@ -299,7 +300,7 @@ class _Appends:
         return self._longest
 
     async def start(self, entries: list[bytes]) -> None:
-        """Start a task that appends `entries`; first wait while too many appends are in flight."""
+        """Wait while too many appends are in flight, then start a task that appends `entries`."""
         await self._window.acquire()
         task = self._group.create_task(self._append(entries))
         self._tasks.add(task)

@@ -21,7 +21,7 @@ GROUP_BYTES = 1024 * 1024
 """The number of bytes to read from the file and append at a time: about one request."""
 
 GROUPS_IN_FLIGHT_MAX = 16
-"""The number of concurrent groups: enough to keep every bookie busy, few enough to save memory."""
+"""The most groups in flight: enough to keep every bookie busy, few enough to save memory."""
 
 
 class Cutter:
@@ -34,12 +34,12 @@ class Cutter:
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._rest: list[bytes] = []
-        """The parts of the last entry, which is incomplete."""
+        """The bytes of the last entry, which is still incomplete."""
         self._rest_bytes = 0
         self._entries = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Take the next bytes of the stream; return the entries that are complete now.
+        """Take the next bytes of the stream; return the entries that these bytes complete.
 
         Raises:
             BadRequestError: a line is longer than the largest entry.
@@ -61,7 +61,7 @@ class Cutter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the rest of the stream as its last entry; empty if no bytes are left."""
+        """Return the rest of the stream as the last entry; an empty list if no bytes are left."""
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
@@ -78,8 +78,8 @@ class Cutter:
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
     """Yield the entries of a file or pipe in groups of about `GROUP_BYTES`.
 
-    Data from a pipe is yielded as soon as it arrives, so its groups may be smaller. A cancellation
-    ends the wait for data of a pipe.
+    The function yields data of a pipe as soon as the data arrives, so groups of a pipe may be
+    smaller. A cancellation ends the wait for data of a pipe.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -130,8 +130,8 @@ async def append_stream(
         the ledger's id, the numbers of appended entries and bytes, and the last entry's id.
 
     Raises:
-        OSError: the file is unreadable. If the error came while reading, the ledger stays open, and
-            earlier entries may or may not be appended.
+        OSError: the file is unreadable. If only a later read fails, the ledger stays open, and the
+            entries before it may or may not be appended.
         BookieError: the claim or an append failed; a claimed ledger stays open.
     """
     # Open the file first, so that a failure leaves the ledger unclaimed.
@@ -185,7 +185,7 @@ async def _append_all(
 async def read_range(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries ``first … last`` in batches; a `last` of None is the ledger's end."""
+    """Yield the entries from `first` to `last` in batches; None means up to the last entry."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         end = reader.last_entry_id if last is None else last
@@ -199,7 +199,10 @@ async def read_range(
 async def read_unconfirmed(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the stored entries from `first` to `last` (None: no limit), unconfirmed ones too."""
+    """Yield the stored entries from `first` to `last`, including unconfirmed entries.
+
+    If `last` is None, there is no limit.
+    """
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         async with aclosing(reader.read_unconfirmed(first, last)) as entries:

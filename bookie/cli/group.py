@@ -87,7 +87,7 @@ def _summary(found: GroupStatus) -> Record:
 def _partitions(found: GroupStatus) -> list[Record]:
     """Return a record for each assigned partition.
 
-    A partition without a cursor has no offset and no lag, because its member has not started yet.
+    If the member of a partition has not started yet, the partition has no cursor, offset and lag.
     """
     cursors = {str(one.partition): one for one in found.cursors}
     records: list[Record] = []

@@ -1,4 +1,4 @@
-"""``bookie inspect``: shows the files of a stopped bookie, and changes nothing."""
+"""``bookie inspect``: shows the files of a stopped bookie, and changes no data."""
 
 from __future__ import annotations
 

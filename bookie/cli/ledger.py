@@ -2,9 +2,9 @@
 
 A ledger has only one writer for its whole life. On the command line, this writer is one run of
 ``ledger append``. ``create`` makes a ledger without a writer. The first ``append`` claims the
-ledger, writes to it, and closes it. If two ``append`` commands start at the same time, a
-compare-and-set lets only one of them claim the ledger. If an ``append`` dies, the ledger stays
-open, and ``recover`` closes it.
+ledger, writes entries, and closes the ledger. If two ``append`` commands start at the same time, a
+compare-and-set lets only one of them claim the ledger. If an ``append`` dies, the ledger stays open
+until ``recover`` closes it.
 
 Entries are lines of text. With ``--raw``, entries are pieces of a file, and ``read --raw`` prints
 the same bytes.
@@ -156,7 +156,7 @@ async def _list(
     from bookie.ledger.catalog.ledgers import LedgerManager
 
     records: list[Record] = []
-    await read_layout(store)  # a mistyped address must not look like a cluster without ledgers
+    await read_layout(store)  # fail for a mistyped address, which has no cluster
     async for versioned in LedgerManager(store).list_readable(on_damaged, after):
         found = versioned.value
         if bookie and not any(bookie in one.bookies for one in found.fragments):
@@ -185,7 +185,7 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
     summary = {
         **_describe(found),
         "writer": found.writer_id or None,
-        # None if the writer's session has ended; then its open ledger is closed automatically.
+        # None if the writer's session has ended; repair later recovers and closes such a ledger.
         "writer_process": process,
     }
     fragments: list[Record] = [
@@ -211,7 +211,10 @@ async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata
 async def _read_with_writer(
     store: MetadataStore, ledger_id: int
 ) -> tuple[LedgerMetadata, str | None]:
-    """Return a ledger's metadata, and its writer's host and process while its session exists."""
+    """Return a ledger's metadata, and the writer's host and process.
+
+    If the writer's session has ended, the second result is None.
+    """
     from bookie.cluster import keys
 
     found = await _read_metadata(store, ledger_id)
@@ -228,7 +231,7 @@ def _describe(found: LedgerMetadata) -> Record:
         "write_quorum": found.write_quorum_size,
         "ack_quorum": found.ack_quorum_size,
         "digest": found.digest_type.name.lower(),
-        # The key admits writers, so show only if there is a password.
+        # A client needs only the key to write. So show if there is a password, but not the key.
         "password": found.has_password,
         "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
@@ -460,7 +463,10 @@ def recover(
 
 
 def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
-    """Return a sentence if bookies outside the last ensemble have later entries; else no text."""
+    """Return a sentence about later entries on bookies outside the last ensemble.
+
+    If no such bookie has later entries, or if the ledger is closed, return an empty text.
+    """
     from bookie.daemon.loop import run
     from bookie.ledger.recover.unnamed_entries import find_unnamed_entries
 
@@ -475,7 +481,7 @@ def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
 
 
 def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
-    """Delete the record of a failed recovery, so that `cluster health` reports it no longer."""
+    """Delete the record of a ledger's failed recovery, which `cluster health` would report."""
 
     async def forget(store: MetadataStore) -> None:
         from bookie.ledger.copies.departures import RepairFailures
@@ -486,7 +492,7 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
         if found is not None and found.outcome == NOT_RECOVERED:
             await failures.remove(ledger)
 
-    with suppress(BookieError):  # the auditor also removes it
+    with suppress(BookieError):  # the auditor removes the record later
         on_store(metadata, forget)
 
 
@@ -510,7 +516,7 @@ def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputF
 def _print_explanation(found: LedgerExplanation, unnamed: str, output: OutputFormat) -> None:
     """Print the metadata, each bookie's answer, the ledger's tail and the recovery's verdict.
 
-    `unnamed` is the result of `_find_unnamed_entries`.
+    The argument `unnamed` is the result of `_find_unnamed_entries`.
     """
     metadata = found.metadata
     summary: Record = {

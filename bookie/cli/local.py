@@ -110,7 +110,7 @@ async def _run(
 async def _until_stopped(
     cluster: LocalCluster, stop_requested: asyncio.Event, *, restart: bool
 ) -> None:
-    """Watch the bookie processes until a stop is requested, or all of them have ended."""
+    """Watch the bookie processes until a stop is requested, or until all processes have ended."""
     import asyncio
 
     from bookie.daemon.local.supervisor import watch_processes
@@ -128,7 +128,7 @@ def _note_signal(name: str) -> None:
 
 
 def _report(sentence: str) -> None:
-    """Print a line; ignore errors, so that the cluster continues if its terminal or pipe fails."""
+    """Print a line; ignore errors, because the cluster must outlive its terminal or pipe."""
     import contextlib
 
     with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """Return the shell command that starts this program in the way in which the user started it."""
+    """Return a shell command that starts this program, in the form that the user typed."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

@@ -1,4 +1,4 @@
-"""Operations on logs that only commands need, so `BookKeeper` does not have them."""
+"""Operations on logs that only commands need, and that `BookKeeper` therefore does not have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client_of(bk: BookKeeper) -> LogClient:
 async def partitions_of(
     bk: BookKeeper, log: str, partition: int | None, *places: LogStart
 ) -> tuple[LogDefinition, list[LogPartition]]:
-    """Return a log's definition, and its partitions; with `partition`, only this partition.
+    """Return a log's definition and all its partitions, or only the given `partition`.
 
     Raises:
         NoSuchLogError: the log does not exist.
@@ -44,10 +44,10 @@ async def partitions_of(
 async def unpublished_hint(
     bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
 ) -> str:
-    """Return a hint if bookies store entries after the end of a partition; otherwise empty text.
+    """Return a hint if bookies store entries after the end of a partition; else an empty text.
 
-    The hint tells how to make the entries after the end readable. A partition that cannot be read
-    is skipped, because a command that has done its work must not fail.
+    The hint names the command that makes these entries readable. The function skips a partition
+    that it cannot read, because a command that has done its work must not fail.
     """
     client = client_of(bk)
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""Parses arguments of ``bookie log``: names of logs, places and times in a log, time spans."""
+"""Arguments of ``bookie log``: completes names of logs, and parses places, times and time spans."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
     """Parse ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` into a place in a log.
 
     Raises:
-        typer.BadParameter: `text` is not a place, or it is ``earliest`` or ``latest`` and `words`
-            is False.
+        typer.BadParameter: `text` is not a place. Also raised for ``earliest`` and ``latest`` if
+            `words` is False.
     """
     if text is None:
         return None
@@ -111,13 +111,12 @@ def parse_span(text: str, option: str) -> float:
 def check_partition(
     name: object, definition: LogDefinition, partition: int | None, *places: LogStart
 ) -> None:
-    """Check that `partition` exists, or may be None.
+    """Check that the log has the partition, and that the partition is given if it is needed.
 
-    If the log has several partitions, and one of `places` is an offset or an entry, `partition` may
-    not be None.
+    An offset or an entry in `places` needs a partition if the log has several partitions.
 
     Raises:
-        typer.BadParameter: the partition does not exist, or is None although it is needed.
+        typer.BadParameter: the partition does not exist, or is needed but None.
     """
     count = definition.partitions
     if partition is not None and partition >= count:

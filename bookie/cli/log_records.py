@@ -42,8 +42,8 @@ class Appended:
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
         """Count new records and duplicates in `positions`; return the number of new records.
 
-        `begins` has the end offset of each partition before the first append. So a record with a
-        lower offset is a duplicate.
+        `begins` has the end offset of each partition before the first append of this command. A
+        record with a lower offset is a duplicate.
         """
         new = 0
         for partition, start, last in _spans(positions):
@@ -83,7 +83,7 @@ class Appended:
 
 
 def _spans(positions: LogPositions) -> list[tuple[int, int, int]]:
-    """Return the partition, the first offset and the last offset of each run of positions."""
+    """Return a tuple for each run of positions: its partition, first offset and last offset."""
     return [
         (run.partition, run.first_offset, run.first_offset + run.entries - 1)
         for run in positions.runs
@@ -102,9 +102,9 @@ async def append_lines(
 ) -> Appended:
     """Become the log's owner, append the lines of a file or of standard input, and close the log.
 
-    With `producer`, the sequence number of a record is the number of its line. With `producer`,
-    each group of lines is appended only after the group before it. So if the log contains a group,
-    it also contains all earlier groups.
+    With `producer`, the sequence number of a record is its line number, which begins at 0. With
+    `producer`, the function appends groups of lines one after another. So if the log contains a
+    group, the log also contains all earlier groups.
 
     Raises:
         OSError: the file is unreadable; earlier lines may already be appended.
@@ -126,7 +126,7 @@ async def append_lines(
 
 
 class _Lines:
-    """Appends lines to a log for one ``log append`` command, and counts them."""
+    """Appends lines to a log for one ``log append`` command, and counts the lines."""
 
     def __init__(
         self,
@@ -173,7 +173,8 @@ class _Lines:
                 records, producer=producer, partition=self._partition
             )
         except DuplicateRecordError:
-            # A group is no longer than a writer's memory of duplicates, so all of it is known.
+            # The writer remembers at least one group of sequence numbers. So this error means that
+            # the log has all records of the group.
             self.done.duplicates += len(group)
             return
         new = self.done.add(positions, self._begins)
@@ -264,7 +265,8 @@ async def _batches(
 def as_json(record: LogRecord) -> bytes:
     """Return a record as a line of JSON.
 
-    The option ``--start`` accepts the field `position`, and ``--start-time`` accepts `timestamp`.
+    A user can give the field `position` to ``--start``, and the field `timestamp` to
+    ``--start-time``.
     """
     fields: dict[str, object] = {
         "partition": record.partition,
@@ -288,7 +290,10 @@ def as_json(record: LogRecord) -> bytes:
 
 
 def _text(name: str, value: bytes) -> dict[str, str]:
-    """Return a JSON field with the text of `value`; base64 under NAME_base64 if it is not UTF-8."""
+    """Return the JSON field `name` with the text of `value`.
+
+    If `value` is not UTF-8, return the field NAME_base64 with the value in base64.
+    """
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

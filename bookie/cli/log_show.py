@@ -1,4 +1,4 @@
-"""Reads the facts about logs and their owners for ``bookie log list`` and ``bookie log show``."""
+"""Reads facts about logs and their owners, for ``bookie log list`` and ``bookie log show``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 async def list_all(
     store: MetadataStore, namespace: str | None, on_damaged: Callable[[str], object]
 ) -> list[Record]:
-    """Return a record for each log, or each log of `namespace`.
+    """Return a record for each log, or only for each log of `namespace`.
 
-    `on_damaged` is called with the name of each log whose metadata is damaged.
+    If the metadata of a log is damaged, the function calls `on_damaged` with the log's name.
     """
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
@@ -110,7 +110,10 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
-    """Return the values of a log's effective policy, each with the level that set it."""
+    """Return the values of a log's effective policy, each with its origin.
+
+    The origin is the log, its namespace or the defaults.
+    """
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError
     from bookie.log.catalog.logs import LogName
@@ -118,7 +121,7 @@ async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
     client = client_of(bk)
     whole = asdict(await client.policy(LogName(namespace, log)))
     decided: dict[str, str] = {}
-    with suppress(NoSuchKeyError):  # the default namespace need not exist
+    with suppress(NoSuchKeyError):  # the default namespace may have no record
         decided |= _origins(asdict((await client.namespaces.read(namespace)).value), "namespace")
     own = await client.namespaces.log_policy(namespace, log)
     if own is not None:
@@ -136,7 +139,7 @@ def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
 async def _extent(
     bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
 ) -> LogExtent | None:
-    """Return the first and end offsets of a partition; None if too few bookies answer."""
+    """Return the extent of a partition; None if too few bookies answer."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
     from bookie.log.read.status import log_extent

@@ -98,7 +98,7 @@ def _row(record: Record) -> Row:
 
 
 def _parent(key: str) -> Row:
-    """Return the output row for a key that has children but no record."""
+    """Return the row of the output for a key that has children but no record."""
     return {"key": key + "/", "bytes": None, "version": None, "ephemeral": False}
 
 
@@ -277,7 +277,7 @@ def import_(
     """
     from bookie.metadata.export import import_records, parse_export
 
-    # A line ends only at a newline of the file, because other separators may be part of a key.
+    # Split only at newlines. `splitlines` would also split at separators that may be in a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
     records = parse_export(text.split("\n"))
     if overwrite and not yes:
@@ -439,8 +439,8 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
     async def repeat(key: str, due: float) -> None:
         """Read or write the key repeatedly, so that `reads_percent` of the operations are reads.
 
-        Each operation first adds `reads_percent` to `due`. If `due` is then 100 or more, the
-        operation is a read, and `due` is reduced by 100.
+        Before each operation, `due` grows by `reads_percent`. If `due` is then 100 or more, the
+        operation is a read, and `due` shrinks by 100.
         """
         while (now := clock()) < began + mix.seconds:
             due += mix.reads_percent
@@ -495,7 +495,7 @@ def _stat(stat: Stat) -> Row:
 
 
 def _value(octets: bytes) -> dict[str, str]:
-    """Return the field `value` with the text of a value, or `value_base64` if it is not UTF-8."""
+    """Return the field `value` with the text of `octets`; `value_base64` if this is not UTF-8."""
     try:
         return {"value": octets.decode()}
     except UnicodeDecodeError:

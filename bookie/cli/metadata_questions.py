@@ -1,7 +1,7 @@
 """The questions that ``bookie metadata`` asks before a command destroys records.
 
-Each function reads the store, and returns the question for one command. The result None means that
-the command destroys nothing.
+Each function reads the store, and returns the question for one command. If the command destroys
+nothing, the function returns None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHOWN_MAX = 5
 
 
 def ask(question: str | None) -> None:
-    """Ask `question`, and raise the errors of `confirm` unless the answer is yes.
+    """Ask `question`; if the answer is not yes, raise an error as `confirm` does.
 
     If `question` is None, do nothing.
     """
@@ -28,7 +28,7 @@ def ask(question: str | None) -> None:
 
 
 async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
-    """Return the question for a put that changes a record that a cluster needs; else None."""
+    """Return the question for a put; None if the put changes no record that a cluster needs."""
     what = essential(key)
     if what is None:
         return None
@@ -74,7 +74,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
 
 
 async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
-    """Return the question for an import that changes existing records; None if it changes none."""
+    """Return the question for an import; None if the import changes no existing record."""
     replaced = []
     async with open_metadata(uri, create=True) as store:
         for key, value in records:
@@ -85,7 +85,7 @@ async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None
 
 
 async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
-    """Return the question for a migration that changes records of the target; else None."""
+    """Return the question for a migration; None if it changes no existing record of the target."""
     async with (
         open_metadata(source) as left,
         open_metadata(target, target_config, create=True) as right,

@@ -1,8 +1,8 @@
 """``bookie namespace``: commands for namespaces, which hold logs and set policies for them.
 
 A log's own policy overrides the policy of its namespace, which overrides the defaults. ``show``
-prints the resulting policy, and the level that set each value. Clusters that share their namespaces
-keep them in the store that ``metadata.configuration_uri`` names.
+prints the resulting policy, and the origin of each value. If several clusters share namespaces,
+``metadata.configuration_uri`` names the store of the namespaces.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def _given(policy: LogPolicy) -> dict[str, int | str]:
 
 
 def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
-    """Return `policy` with the values in `changes`, which come from --set KEY=VALUE."""
+    """Return `policy` with the values in `changes`, which come from --set KEY=VALUE.
+
+    An empty value removes the policy's own value.
+    """
     from bookie.log.catalog.log_policy import LogPolicy as Policy
 
     values = asdict(policy)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
 MISDIRECTED = 421
-"""The HTTP status of an answer from a bookie other than the intended one."""
+"""The HTTP status with which a bookie refuses a request for another bookie."""
 UNDELETED_AT_ONCE = 100
-"""The largest number of ledgers in one request."""
+"""The largest number of ledgers in one request to undelete."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -132,7 +132,7 @@ def _upkeep(
     """
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
-    # The current status overrides an older report.
+    # If the status and the older report have the same field, show the field of the status.
     print_record({**status, **report, **status}, output)
     return int(not status.get("whole", not status["needed"]))
 
@@ -226,7 +226,7 @@ def gc(
 
 
 async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str, Any]:
-    """Ask the bookie to restart the grace of `ledgers`, or of all absent ledgers if it is empty."""
+    """Ask the bookie to restart the grace of `ledgers`; an empty list means all absent ledgers."""
     undeleted = 0
     answer: dict[str, Any] = {}
     for start in range(0, max(len(ledgers), 1), UNDELETED_AT_ONCE):
@@ -324,7 +324,7 @@ async def _ask(
         token = _authorization(settings)
     else:
         token = {}
-    # The address may lead elsewhere: a loopback address leads to the bookie of this machine.
+    # The address may lead to another bookie: a loopback address leads to a bookie of this machine.
     meant = {BOOKIE_ID_METADATA_KEY: bookie_id, INSTANCE_ID_METADATA_KEY: instance_id} | token
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
@@ -355,7 +355,10 @@ async def _ask(
 
 
 def _authorization(settings: SecuritySettings) -> dict[str, str]:
-    """Return the header with this client's token, or {} without a token; send it only by TLS."""
+    """Return the header with this client's token; {} without a token.
+
+    Send the header only over TLS.
+    """
     from bookie.security.token_file import AUTHORIZATION, TokenFile
 
     if not settings.token_file:
@@ -364,7 +367,7 @@ def _authorization(settings: SecuritySettings) -> dict[str, str]:
 
 
 def _tls_reason(error: aiohttp.ClientSSLError) -> str:
-    """Return the reason of a TLS error: the certificate's problem, or OpenSSL's message."""
+    """Return the reason for a TLS error: the fault of the certificate, or OpenSSL's message."""
     cause = error.__cause__ or error
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or error)
 

@@ -1,6 +1,6 @@
 """Options that many commands share.
 
-An option is an annotated type. A command that uses an option has it in its signature and help:
+An option is an annotated type. A command uses an option by naming this type in its signature:
 ``def show(metadata: Metadata, output: Output = OutputFormat.TABLE)``.
 """
 
@@ -98,7 +98,7 @@ Yes = Annotated[
 
 
 def read_password(path: Path | None) -> bytes:
-    """Return the content of a password file without its last newline; empty if `path` is None.
+    """Return the content of a password file without its last line end; empty if `path` is None.
 
     Raises:
         OSError: the file is unreadable.
@@ -109,7 +109,7 @@ def read_password(path: Path | None) -> bytes:
 
 
 def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
-    """Convert ``NAME=VALUE`` words to a mapping; of two equal names, the later value counts.
+    """Convert words ``NAME=VALUE`` to a mapping; of two equal names, the later value counts.
 
     Raises:
         typer.BadParameter: a word has no equals sign; the message shows the right `form`.
@@ -130,14 +130,14 @@ class UnconfirmedError(typer.TyperException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask `question` before an irreversible action, and raise an error unless the answer is yes.
+    """Ask `question` before an irreversible action; if the answer is not yes, raise an error.
 
     If `yes` is True, do not ask. If standard input is not a terminal, the function cannot ask, so a
     script must give ``--yes``.
 
     Raises:
         UnconfirmedError: `yes` is False, and standard input is not a terminal.
-        typer.Abort: the answer was no, or the input ended.
+        typer.Abort: the answer was not yes, or the input ended.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     import sys

@@ -1,7 +1,7 @@
 """A progress bar on standard error for commands that take long.
 
-The bar appears only if standard error is a terminal and the command runs in its foreground. In all
-other cases nothing is printed, and the library `rich` is not loaded.
+The bar appears only if standard error is a terminal, and if the command runs in the terminal's
+foreground. In all other cases the module prints nothing, and does not load the library `rich`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def progress_bar(
 
     Args:
         title: the name of the work.
-        total: the number of units at the end of the bar; None if it is unknown.
-        unit: ``bytes`` (shown as KiB, MiB …) or the plural of the counted things.
+        total: the number of units at the end of the bar; None if this number is unknown.
+        unit: ``bytes`` (shown as KiB, MiB …) or the plural name of the counted things.
         watched: True shows the bar, and False hides it. None shows the bar if this command is in
             the foreground of a terminal.
     """
@@ -62,7 +62,7 @@ def progress_bar(
 
 
 def _has_the_terminal() -> bool:
-    """True if standard error is a terminal, and this process is no background job of it."""
+    """True if standard error is a terminal, and this process runs in its foreground."""
     if not sys.stderr.isatty():
         return False
     try:

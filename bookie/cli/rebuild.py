@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def _group() -> None:
-    """Make ``index`` a subcommand: without this function, typer would make it the command."""
+    """Make ``index`` a subcommand; otherwise typer would run it as ``bookie rebuild``."""
 
 
 @app.command("index")

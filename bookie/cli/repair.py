@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 WAIT_SECONDS = 1.0
-"""The shortest time in seconds between two listings of the ledgers to move."""
+"""The shortest pause in seconds between two listings of the ledgers that must move."""
 WAIT_SHARE = 20.0
-"""A pause takes at least this many times as long as the listing before it."""
+"""A pause takes at least this many times as long as the last listing."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -64,7 +64,8 @@ async def _status(store: MetadataStore) -> Record:
         "enabled": await marks.is_enabled(),
         "marked_ledgers": len(marked),
         "oldest_mark": format_moment(min(marked.values())) if marked else "none",
-        "under_repair": len(marked.keys() & await marks.locked()),  # others are moved or recovered
+        # A locked ledger without a mark is being moved or recovered, so it does not count here.
+        "under_repair": len(marked.keys() & await marks.locked()),
         "failing_ledgers": len(failures),
         "lost_bookies": sorted(await Departures(store, keys.LOST_BOOKIES).names()),
         "leaving_bookies": sorted(await Departures(store, keys.LEAVING_BOOKIES).names()),
@@ -128,7 +129,7 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
 
 
 async def _worker_of(marks: UnderreplicationManager, ledger_id: int) -> str:
-    """Return the name of the worker that holds a ledger's lock; empty if no worker holds it."""
+    """Return the name of the worker that locks a ledger; empty if no worker locks the ledger."""
     try:
         return await marks.worker_of(ledger_id) or ""
     except FormatError:
@@ -294,10 +295,10 @@ async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
 
 
 async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
-    """Do one step of a decommission; delete the cookie if the bookie is no longer needed.
+    """Do one step of a decommission; delete the cookie if no ledger names the stopped bookie.
 
     Returns:
-        True if the bookie has left the cluster, and a sentence for the operator.
+        True if the bookie has left the cluster, otherwise False; and a sentence for the operator.
 
     Raises:
         BadRequestError: another command cancelled the decommission.
@@ -315,10 +316,11 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
     cookie = await cookies.read(bookie)
     found = await find_dependents(LedgerManager(store), bookie, await reliable_bookies(cookies))
     done = True, f"bookie {bookie} has left the cluster"
-    if await leaving.find(bookie) is None:  # asked after the listing, which may take long
+    # Ask only now if another command cancelled the decommission, because the listing may take long.
+    if await leaving.find(bookie) is None:
         if found.named.count or found.unreadable.count or await cookies.read(bookie) is not None:
             raise BadRequestError(f"bookie {bookie} stays: its decommission was cancelled")
-        return done  # another such command finished first
+        return done  # another decommission command deleted the cookie first
     if found.named.count:
         return False, await _left(store, bookie, found)
     if found.unreadable.count:
@@ -339,7 +341,10 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
 
 
 async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
-    """Return a sentence about the ledgers that still name the bookie, and why they do not move."""
+    """Return a sentence about the ledgers that still name the bookie.
+
+    If a reason is known why these ledgers do not move, the sentence has this reason.
+    """
     from bookie.ledger.copies.departures import RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 

@@ -105,7 +105,7 @@ def _records(grants: Grants) -> list[Record]:
 
 
 def _scope(ledgers: str | None, log: str | None, namespace: str | None) -> GrantScope:
-    """Return the ledgers or logs to which the options limit a role; without options, everything.
+    """Return the scope to which the options limit a role; without options, the whole cluster.
 
     Raises:
         BadRequestError: several options are given, or an option is malformed.

@@ -69,7 +69,7 @@ def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) ->
     from bookie.security import authority
 
     here = ["localhost", "127.0.0.1", "::1"]
-    with suppress(BadRequestError):  # a machine may have a name that is no host name
+    with suppress(BadRequestError):  # the machine's name may be an invalid host name
         authority.require_hosts([socket.gethostname()])
         here.append(socket.gethostname())
     hosts = list(dict.fromkeys([*here, *(host or [])]))

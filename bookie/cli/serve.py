@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 EXIT_FAILED = 1
-"""The bookie cannot start now, but may start later; systemd restarts it."""
+"""The bookie cannot start now, but may start later; systemd restarts the bookie."""
 EXIT_SESSION_GIVEN_UP = 3
 """The metadata store was away for longer than `[session]` allows; a restart may help."""
 EXIT_MISCONFIGURED = 78
-"""The status EX_CONFIG of sysexits.h: a new start helps only after a setting was corrected."""
+"""The status EX_CONFIG of sysexits.h: a restart helps only after a setting was corrected."""
 
 _CERTIFICATES = "SSL_CERT_FILE"
-"""The variable of OpenSSL that names a file of certificates."""
+"""The environment variable with which OpenSSL finds the file of CA certificates."""
 
 
 @app.command("serve")
@@ -99,7 +99,7 @@ def run_service(
         config: the settings file; None means the file that BOOKIE_CONFIG names, if any.
         overrides: the values of ``--set``, which override the file.
         metadata: the value of ``--metadata``, which overrides the file.
-        start: imports the service and returns the coroutine that runs it.
+        start: imports the service, and returns the coroutine that runs the service.
         stop_with_parent: True makes the service stop when its parent process ends.
     """
     from bookie.config import find_log_format, silence_grpc
@@ -116,8 +116,8 @@ def run_service(
         return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
         signals.stop_with_parent()
-    # Imported objects live as long as the process. Garbage collection during the imports takes a
-    # seventh of the time of a start. `run` switches the garbage collector on again.
+    # Switch garbage collection off during the imports: it would free almost nothing, and would take
+    # a seventh of the start time. `run` switches garbage collection on again.
     gc.disable()
     try:
         from bookie.config import Sources
@@ -143,7 +143,7 @@ def run_service(
 
 
 def _refuse(sentence: str, status: int, bug: Exception | None = None) -> int:
-    """Print the reason for the process's end as a JSON log line or a sentence; return `status`."""
+    """Print why the process ends, as a JSON log line or as a sentence; return `status`."""
     from bookie.cli.app import report
     from bookie.telemetry import event_log, writes_json
 

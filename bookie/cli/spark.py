@@ -1,4 +1,4 @@
-"""``bookie spark``: run jobs on Spark, in this process or on a Spark cluster.
+"""``bookie spark``: runs jobs on Spark, in this process or on a Spark cluster.
 
 Each command starts a session on ``--master``, runs one function of `bookie.spark.jobs`, and stops
 the session.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 EXIT_DAMAGED = 1
-"""The exit status if damage was found or remains, or if some copy could not be judged."""
+"""The exit status of `audit` and `repair` if a copy is damaged, or could not be checked."""
 
 Master = Annotated[
     str,
@@ -128,7 +128,7 @@ def spark_session(
 ) -> Iterator[Session]:
     """Open a Spark session for one command, and stop the session at the end of the block.
 
-    Before the session starts, which takes seconds, the function checks that the store of `metadata`
+    A session takes seconds to start. So the function first checks that the store of `metadata`
     holds a cluster of bookies.
 
     Raises:

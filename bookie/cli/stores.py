@@ -1,4 +1,4 @@
-"""Runs a command's work on the metadata store, the cluster, or the store of namespaces."""
+"""Opens the metadata store or a client for a command, and runs the command's work."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def open_metadata(
     """Open the store of `uri`; for ZooKeeper and etcd, use TLS and credentials of the settings.
 
     TLS and credentials come from the section ``[metadata]`` of the settings file `config`. If
-    `config` is None, BOOKIE_CONFIG may name the file. With `create`, a missing local store is
-    created.
+    `config` is None, BOOKIE_CONFIG may name the file. With `create`, the function creates a missing
+    local store.
 
     Raises:
         ConfigurationError: the URI or the settings are wrong.
@@ -58,7 +58,10 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 def on_instance(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     """Call `on_store`, but refuse a store without a cluster.
 
-    Otherwise a mistyped address would look like a cluster without records.
+    Without this check, a mistyped address would look like a cluster without records.
+
+    Raises:
+        NoSuchKeyError: the store holds no cluster.
     """
 
     async def in_cluster(store: MetadataStore) -> T:
@@ -72,7 +75,10 @@ def on_instance(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def open_client(uri: str) -> AsyncIterator[tuple[LedgerClient, MetadataStore]]:
-    """Open a client of ledgers with its store; its settings come from the environment."""
+    """Open a client of ledgers, and the metadata store that it uses.
+
+    The settings come from environment variables, and from the file that BOOKIE_CONFIG names.
+    """
     from bookie.config import Sources
     from bookie.ledger.ledger_client import open_ledger_client
 
@@ -85,7 +91,7 @@ async def open_client(uri: str) -> AsyncIterator[tuple[LedgerClient, MetadataSto
 
 
 def worker_name() -> str:
-    """Return the name of this process in the locks of ledgers that it copies."""
+    """Return the name with which this process locks the ledgers that it copies: host and pid."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -105,8 +111,8 @@ def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) ->
     """Call `on_store` with the store that holds the namespaces, and return the result.
 
     The namespaces are in the store of ``metadata.configuration_uri``, or in the store of `uri` if
-    this setting is empty. A local store of ``metadata.configuration_uri`` is created if it is
-    missing.
+    this setting is empty. If ``metadata.configuration_uri`` names a missing local store, the
+    function creates this store.
     """
     from bookie.config import load_settings
 

@@ -1,9 +1,9 @@
 """``bookie torture``: repeatedly breaks a local cluster while clients use a log.
 
-The command kills bookies, stops them for a while, and cuts them off from the network. One of the
-bookies loses its disks. The command kills writers, or stops a writer and lets another writer take
-over the log. At the same time, readers follow the log, consumers take turns with a cursor, and
-members join and leave a group. In the end, the command checks what the clients have recorded.
+The command kills bookies, pauses bookies, and cuts bookies off from the network. One of the bookies
+loses its disks. The command kills writers, or pauses a writer and lets another writer take over the
+log. At the same time, readers follow the log, consumers take turns with a cursor, and members join
+and leave a group. In the end, the command checks the observations of all clients.
 """
 
 from __future__ import annotations
