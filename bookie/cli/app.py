@@ -167,7 +167,7 @@ def run(args: list[str] | None = None) -> int:
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        return _end(ended.__context__)  # typer itself would exit with 1
+        return _end(ended.__context__)  # after a broken pipe, typer itself would exit with 1
     except BaseExceptionGroup as group:
         return _end(_first_of(group))
     except Exception as error:  # noqa: BLE001  (the command line's top level: never a traceback)
@@ -214,11 +214,11 @@ def main() -> NoReturn:
     if DEBUG_VARIABLE not in os.environ:
         # Otherwise gRPC would also write its own lines about each failed handshake.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup makes a process ignore SIGHUP
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
         signal.signal(signal.SIGHUP, _interrupt)
     _stand_in_for_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A file name may contain bytes that are not text. A terminal may not have a character.
+        # A name may contain bytes that are not text, or characters that a terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     status = run()
     try:
@@ -239,7 +239,7 @@ def _stand_in_for_closed() -> None:
     names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
     for descriptor, (name, mode, flags) in enumerate(names):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, flags)  # stdin is only writable, stdout only readable
+            opened = os.open(os.devnull, flags)  # a read of stdin and a write to stdout fail
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)

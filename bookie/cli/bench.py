@@ -65,7 +65,7 @@ class Measured:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest value that at least `percentile` percent of the values do not exceed.
+    """Return the smallest value with at least `percentile` percent of all values at or below it.
 
     `ordered` has the values in ascending order, and is not empty.
     """
@@ -232,7 +232,7 @@ async def _bench_log(
 ) -> list[Record]:
     """Create a log, run the three phases on it, and return one record for each phase.
 
-    The log is deleted afterwards, unless `keep` is set.
+    The function deletes the log at the end, unless `keep` is set.
     """
     async with _new_log(bk, partitions, policy, keep=keep) as name:
         async with bk.open_log(name, create=False) as writer:
@@ -286,7 +286,7 @@ async def _tail_load(bk: BookKeeper, writer: LogWriter, shape: Shape) -> Measure
     with progress_bar("tailing", total=None, unit="records") as advance:
         async with aclosing(reader.records()) as records, asyncio.TaskGroup() as tasks:
             arrived = tasks.create_task(anext(records))
-            await asyncio.sleep(0.1)  # until the reader follows the log
+            await asyncio.sleep(0.1)  # wait until the reader follows the log
             while not measured.entries or clock() < started + shape.seconds:
                 began = clock()
                 appended = tasks.create_task(writer.append(payload, partition=writer.partitions[0]))

@@ -287,10 +287,10 @@ def restore(
     newest = max(cookies, key=lambda cookie: cookie.state_number)
     restored = replace(
         newest if others else oldest,
-        # A later incarnation of this bookie may have acknowledged entries that are not in the
-        # directories. So the next start makes a new incarnation.
+        # Make the next start a new incarnation: a later incarnation of this bookie may have
+        # acknowledged entries that are not in the directories.
         incarnation="",
-        is_settled=True,  # only the cookies in directories use this mark, and they do not change
+        is_settled=True,  # this mark matters only in the cookies in directories
         is_in_doubt=True,  # the metadata store has lost the number of the newest state
     )
     on_store(metadata, lambda store: _restore(store, restored))

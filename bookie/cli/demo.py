@@ -4,7 +4,7 @@
 2. The command starts five bookies, and streams the file into a ledger with three copies and ack
    quorum two.
 3. The command kills bookies of the ledger with SIGKILL, one after another, until two bookies are
-   left. The writer continues.
+   left. The writer continues to append.
 4. The command starts the killed bookies again, and one of them joins the ledger.
 5. Near the end of the file, the command kills all bookies while appends are in flight.
 6. The command starts all bookies again, recovers the ledger, reads the ledger back, and compares
@@ -97,7 +97,7 @@ def make_text(path: Path, size: int) -> int:
                 try:
                     written += file.write(source.read_bytes())
                 except OSError:
-                    continue  # a broken link of the installation
+                    continue  # the installation of Python has a broken link
                 if written >= size:
                     break
     return written
@@ -286,7 +286,7 @@ class _Appends:
 
     @property
     def is_watching(self) -> bool:
-        """True between `begin_watch` and `end_watch`."""
+        """True while a measurement runs, from `begin_watch` to `end_watch`."""
         return self._watched_since > 0
 
     @property

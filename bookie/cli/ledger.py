@@ -156,7 +156,7 @@ async def _list(
     from bookie.ledger.catalog.ledgers import LedgerManager
 
     records: list[Record] = []
-    await read_layout(store)  # fail for a mistyped address, which has no cluster
+    await read_layout(store)  # raises an error if the URI is mistyped and names no cluster
     async for versioned in LedgerManager(store).list_readable(on_damaged, after):
         found = versioned.value
         if bookie and not any(bookie in one.bookies for one in found.fragments):
@@ -231,7 +231,7 @@ def _describe(found: LedgerMetadata) -> Record:
         "write_quorum": found.write_quorum_size,
         "ack_quorum": found.ack_quorum_size,
         "digest": found.digest_type.name.lower(),
-        # A client needs only the key to write. So show if there is a password, but not the key.
+        # Never show the key, with which every client could write to the ledger.
         "password": found.has_password,
         "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
@@ -492,7 +492,7 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
         if found is not None and found.outcome == NOT_RECOVERED:
             await failures.remove(ledger)
 
-    with suppress(BookieError):  # the auditor removes the record later
+    with suppress(BookieError):  # after an error, the auditor removes the record later
         on_store(metadata, forget)
 
 

@@ -46,8 +46,8 @@ async def unpublished_hint(
 ) -> str:
     """Return a hint if bookies store entries after the end of a partition; else an empty text.
 
-    The hint names the command that makes these entries readable. The function skips a partition
-    that it cannot read, because a command that has done its work must not fail.
+    The hint names the command that makes entries after the end readable. The function skips a
+    partition that it cannot read, because a command that has done its work must not fail.
     """
     client = client_of(bk)
     for partition in partitions:

@@ -43,7 +43,7 @@ class Appended:
         """Count new records and duplicates in `positions`; return the number of new records.
 
         `begins` has the end offset of each partition before the first append of this command. A
-        record with a lower offset is a duplicate.
+        record with an offset below this end is a duplicate.
         """
         new = 0
         for partition, start, last in _spans(positions):
@@ -103,8 +103,8 @@ async def append_lines(
     """Become the log's owner, append the lines of a file or of standard input, and close the log.
 
     With `producer`, the sequence number of a record is its line number, which begins at 0. With
-    `producer`, the function appends groups of lines one after another. So if the log contains a
-    group, the log also contains all earlier groups.
+    `producer`, the function appends groups of lines one after another. So a log that contains a
+    group of lines also contains all earlier groups.
 
     Raises:
         OSError: the file is unreadable; earlier lines may already be appended.
@@ -173,8 +173,8 @@ class _Lines:
                 records, producer=producer, partition=self._partition
             )
         except DuplicateRecordError:
-            # The writer remembers at least one group of sequence numbers. So this error means that
-            # the log has all records of the group.
+            # The writer remembers as many sequence numbers as the largest group has. So this error
+            # means that the log already has all records of the group.
             self.done.duplicates += len(group)
             return
         new = self.done.add(positions, self._begins)

@@ -112,7 +112,7 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
     """Return the values of a log's effective policy, each with its origin.
 
-    The origin is the log, its namespace or the defaults.
+    The origin of a value is the policy of the log, the policy of its namespace, or the defaults.
     """
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError

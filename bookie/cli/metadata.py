@@ -241,7 +241,7 @@ async def _export(store: MetadataStore, file: Path | None, key: str) -> None:
 
     skipped: list[str] = []
     lines = 0
-    # A failed export leaves no file.
+    # Write to a temporary file first, so that a failed export leaves no file.
     part = file.with_name(file.name + ".part") if file is not None else None
     try:
         # To open /dev/stdout would truncate a file to which the shell appends.

@@ -283,7 +283,7 @@ async def _label(
     from bookie.cluster.cookies import CookieManager
     from bookie.ledger.place.labels import BookieLabels
 
-    # Labels of a mistyped id would apply to a bookie that later joins with this id.
+    # Refuse a mistyped id: its labels would later apply to a bookie that joins with this id.
     if bookie_id not in await CookieManager(store).bookie_ids():
         raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
     kept = BookieLabels(store)
@@ -357,7 +357,7 @@ async def _ask(
 def _authorization(settings: SecuritySettings) -> dict[str, str]:
     """Return the header with this client's token; {} without a token.
 
-    Send the header only over TLS.
+    Send the header with the token only over TLS.
     """
     from bookie.security.token_file import AUTHORIZATION, TokenFile
 
@@ -393,7 +393,7 @@ def tls_name_for(registration: Registration, endpoint: Endpoint) -> str | None:
     """Return the host that the certificate must name; None means the host of `endpoint`.
 
     By default HTTP listens on loopback, but the certificate names the host at which the bookie
-    accepts entries. So for a loopback `endpoint`, the client must verify the host for entries.
+    accepts entries. So for a loopback `endpoint`, a client must verify the host for entries.
     """
     from bookie.cluster.endpoints import speaks_tls
     from bookie.security.exposure import is_loopback

@@ -132,8 +132,8 @@ class UnconfirmedError(typer.TyperException):
 def confirm(question: str, *, yes: bool) -> None:
     """Ask `question` before an irreversible action; if the answer is not yes, raise an error.
 
-    If `yes` is True, do not ask. If standard input is not a terminal, the function cannot ask, so a
-    script must give ``--yes``.
+    If `yes` is True, the function asks nothing. If standard input is not a terminal, the function
+    cannot ask, so a script must give ``--yes``.
 
     Raises:
         UnconfirmedError: `yes` is False, and standard input is not a terminal.
@@ -149,7 +149,7 @@ def confirm(question: str, *, yes: bool) -> None:
     try:
         agreed = typer.confirm(question, err=True)
     except typer.Abort as abort:
-        print(file=sys.stderr)  # later output starts on its own line
+        print(file=sys.stderr)  # end the line of the question
         if isinstance(abort.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise

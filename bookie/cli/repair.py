@@ -1,4 +1,4 @@
-"""``bookie repair``: shows the repair of copies, pauses it, and runs a repair process.
+"""``bookie repair``: shows and pauses the repair of copies, and runs a repair process.
 
 This module also has the commands ``bookie cluster decommission``, ``bookie ledger repair`` and
 ``bookie ledger set-quorum``.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 1.0
 """The shortest pause in seconds between two listings of the ledgers that must move."""
 WAIT_SHARE = 20.0
-"""A pause takes at least this many times as long as the last listing."""
+"""A pause between two listings takes at least this many times as long as the last listing."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -343,7 +343,7 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
 async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
     """Return a sentence about the ledgers that still name the bookie.
 
-    If a reason is known why these ledgers do not move, the sentence has this reason.
+    If ledgers do not move for a known reason, the sentence includes this reason.
     """
     from bookie.ledger.copies.departures import RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager

@@ -35,7 +35,7 @@ def open_metadata(
 
     if split_uri(uri).scheme in ("memory", "local"):
         return open_store(uri, create=create)
-    # Import here: loading settings takes longer than most commands on a local store.
+    # Import the settings only here: to load them takes longer than most commands on a local store.
     from bookie.config import load_settings
     from bookie.metadata.security import security_of
 
@@ -58,7 +58,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 def on_instance(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     """Call `on_store`, but refuse a store without a cluster.
 
-    Without this check, a mistyped address would look like a cluster without records.
+    Without this check, a mistyped URI would look like a cluster without records.
 
     Raises:
         NoSuchKeyError: the store holds no cluster.

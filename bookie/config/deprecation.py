@@ -6,12 +6,12 @@ import warnings
 from functools import cache
 
 
-@cache  # one warning per process
+@cache  # a process shows each warning only once
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
     """Warn that the deprecated name or value `what` was used; equal warnings appear only once.
 
     Call `warn_deprecated` directly in the deprecated function, or in the function that reads the
-    deprecated value. The warning shows the line that called this function.
+    deprecated value. The warning shows the line that called the deprecated function.
 
     Args:
         what: The old name or value, as a user writes it.

@@ -1,7 +1,7 @@
 """Checks the names of environment variables that begin with ``BOOKIE_``, to find misspellings.
 
-A variable ``BOOKIE_SECTION__KEY`` gives the value of a setting; `load` checks these variables. If
-one underscore stands between the section and the key of a setting, the name is an error. Any other
+A variable ``BOOKIE_SECTION__KEY`` gives the value of a setting; `load` checks these variables. A
+name with only one underscore between the section and the key of a setting is an error. Any other
 unknown name may belong to another program, so this module only reports the name. Kubernetes sets
 variables for a service whose name begins with bookie; this module ignores these variables.
 """

@@ -65,8 +65,8 @@ class Sources:
     """The values from the file, the environment and the flags of one process, read only once.
 
     Cluster settings override the defaults, and the values of this object override cluster settings.
-    Cluster settings may change while the process runs, so each call of `settings` gets them as an
-    argument.
+    Cluster settings may change while the process runs, so each call of `settings` gets the cluster
+    settings as an argument.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sources:
         self._given = given
         self._short_uri = short_uri
         self.unknown_variables = dict(unknown_variables or {})
-        """The result of `check_variables`."""
+        """The unknown variables that `check_variables` found, with the most similar known names."""
 
     @classmethod
     def read(

@@ -39,7 +39,7 @@ DEFAULTS_HEAD = (
 def render_toml(settings: Settings) -> str:
     """Return a TOML file with all settings; comments give each key's meaning and default.
 
-    Secrets are replaced by asterisks.
+    The text shows asterisks instead of secrets.
     """
     return _render(settings, HEAD, "")
 

@@ -1,4 +1,4 @@
-"""The IP addresses of registered bookies, because some connections are reserved for bookies."""
+"""Collects the IP addresses of registered bookies, for which some connections are reserved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BookieAddresses:
     """Knows if an IP address belongs to a bookie that was registered since the start.
 
     An address stays known when its bookie is no longer registered, because a bookie without a
-    session continues to serve and to repair. ``address in addresses`` reads only memory.
+    session continues to serve and to repair. ``address in addresses`` asks no name server.
 
     Args:
         resolve: returns the IP addresses of a host; the call may block, and raise OSError.
@@ -95,8 +95,8 @@ def addresses_of(host: str) -> frozenset[str]:
 async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> frozenset[str]:
     """Resolve a host in a thread; return an empty set if the host cannot be resolved.
 
-    The thread is a daemon thread, so a silent name server cannot delay the end of the process. A
-    thread of the event loop's executor would delay this end.
+    The thread is a daemon thread, so a silent name server cannot delay the end of the process. The
+    process would wait for a thread of the event loop's executor.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[frozenset[str]] = loop.create_future()
@@ -106,7 +106,7 @@ async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> f
             found = resolve(host)
         except (OSError, UnicodeError):  # UnicodeError: the text cannot be a name in DNS
             found = frozenset()
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):  # the event loop was closed during the resolution
             loop.call_soon_threadsafe(tell, found)
 
     def tell(found: frozenset[str]) -> None:

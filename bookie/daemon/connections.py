@@ -60,7 +60,8 @@ machine, this bound lowers the rate of 64 KB reads by about 7 %."""
 
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
-"""The bytes of ``tcpi_bytes_received`` in ``struct tcp_info``. Source: linux/tcp.h (Linux 4.1)."""
+"""The position of ``tcpi_bytes_received`` in ``struct tcp_info``, in bytes. Source: linux/tcp.h,
+since Linux 4.1."""
 
 _log = event_log(__name__)
 
@@ -77,9 +78,9 @@ class AcceptedConnection:
     is_local: bool
     """True if the peer is a process of this machine."""
     look: int
-    """The number of the first listing that found the connection; newer connections have more."""
+    """The number of the first listing that found the connection; it grows with each listing."""
     peer: str
-    """gRPC's name of the peer, with its port."""
+    """The name that gRPC gives to the peer, with the peer's port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ class OwnSockets:
 
 
 class Doorkeeper:
-    """Divides the open files of one bookie between gRPC and HTTP connections, and bounds both.
+    """Divides one bookie's open files between gRPC and HTTP, and bounds the numbers of connections.
 
     Args:
         settings: returns the current section ``[limits]``.

@@ -10,8 +10,9 @@ The parts are nested contexts: they start in the order of this list, and stop in
 6. The bookie writes its registration last and deletes the registration first, so clients find only
    a bookie that serves.
 
-SIGTERM and SIGINT end the innermost context. A failed disk ends the process at once with status 74.
-After a disk failure, the process must not answer requests, sync or delete files.
+SIGTERM and SIGINT end the innermost context, so that all parts stop in order. A failed disk ends
+the process at once with status 74. After a disk failure, the process must not answer requests, sync
+or delete files.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ def _followers(
             instance_id=instance_id,
         ),
         # A restore of the metadata store from a backup ends sessions. So the garbage collector
-        # checks the store after each new session. Clients read its doubt in the registration.
+        # checks after each new session if the store is an older copy.
         after_outages(store, started.garbage.wake),
     ]
 
@@ -318,7 +319,7 @@ def _repair(
     from bookie.repair.own_damage import OwnDamage
 
     own_damage = OwnDamage(store, live.settings.bookie.id)
-    # Set this before the coroutine runs: the check of all entries has begun, and reports only once.
+    # Set this callback now, because the check of all entries already runs, and reports only once.
     started.check.on_incomplete = own_damage.note
 
     async def repair() -> NoReturn:
@@ -458,6 +459,6 @@ def _note(error: BaseException) -> None:
 
 
 def _die(error: BookieError) -> NoReturn:
-    """Log the error, then end the process at once, without exit handlers or flushed files."""
+    """Log the error, then end the process at once; no exit handler runs after a disk failure."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

@@ -49,7 +49,7 @@ def limits() -> tuple[int, int]:
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:
-        # A filter of system calls may forbid getrlimit. The file has the same two numbers.
+        # A filter of system calls may forbid getrlimit. Then read the two limits from /proc.
         for line in _LIMITS.read_text(encoding="ascii").splitlines():
             if line.startswith(_NAME):
                 soft, hard = line.removeprefix(_NAME).split()[:2]

@@ -33,9 +33,9 @@ from processes of its own machine. A change must have the content type of JSON, 
 web page cannot send this type.
 
 A caller may reach another bookie than intended, because 127.0.0.1 exists on every machine. So a
-change must name the intended bookie in the header ``Bookie-Id``. A request to read may also have
-this header. The header ``Bookie-Instance-Id`` may name the cluster. If a request names another
-bookie or cluster, the server answers with status 421.
+change must name the intended bookie in the header ``Bookie-Id``. A GET request may also have the
+header ``Bookie-Id``. The header ``Bookie-Instance-Id`` may name the cluster. If a request names
+another bookie or cluster, the server answers with status 421.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ REQUEST_BYTES_MAX = 4096
 """The largest body of a request in bytes."""
 
 IDLE_SECONDS_MAX = 75.0
-"""The longest time from a connection's start or last request to the end of the next header. After
-this time the server closes the connection. Usual scrapes come more often."""
+"""The longest time from a connection's start or last request to the end of the next header. If the
+header comes later, the server closes the connection. Prometheus usually scrapes more often."""
 
 BODY_SECONDS_MAX = 10.0
 """The longest time until the body of a change has arrived; then the server answers with 408."""
@@ -99,10 +99,10 @@ class Upkeep(Protocol):
     """A background task that examines the bookie's own data: the check or the scrubber."""
 
     def start(self) -> None:
-        """Start the work now."""
+        """Start the background task now."""
 
     def status(self) -> dict[str, object]:
-        """Return the work's state (needed, running) and its last result."""
+        """Return the task's state (needed, running) and its last result."""
 
 
 class Administration:
@@ -140,7 +140,7 @@ class HttpAccess:
 
     @property
     def asks_certificates(self) -> bool:
-        """True if TLS clients need a certificate; a server that requires roles ignores this."""
+        """True if a TLS client needs a certificate; ignored by a server that requires roles."""
         return self.files is not None and self.files.settings.require_client_certificate
 
     @web.middleware
@@ -338,7 +338,8 @@ async def _value(
     except TimeoutError:
         return _error(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s")
     except (ValueError, RecursionError, LookupError, TypeError):
-        # Not JSON, an unknown charset, a number with thousands of digits, or JSON without the key.
+        # The body is not JSON, has an unknown charset or a number with thousands of digits, or
+        # lacks the key.
         wanted = None
     for value in allowed:
         # Compare the types too, because 1 == True in Python.
@@ -398,8 +399,9 @@ async def serve_http(
 ) -> AsyncIterator[int]:
     """Serve HTTP until the block ends; yield the port. If `port` is 0, the system chooses a port.
 
-    If `access` has certificate files, the server speaks TLS. Each handshake uses the newest files.
-    If a new connection exceeds the `bounds`, the server closes the oldest connection.
+    If `access` has certificate files, the server speaks TLS. Each TLS handshake uses the newest
+    certificate files. If a new connection exceeds the `bounds`, the server closes the oldest
+    connection.
 
     Raises:
         CannotStartError: the server cannot listen on the address now.
@@ -430,8 +432,7 @@ async def serve_http(
         keepalive_timeout=IDLE_SECONDS_MAX,
         lingering_time=0,  # do not read the rest of a refused body
     )
-    # Without the filter, every machine that reaches the port could fill the log. The HTTP answer
-    # already gives the peer the reason.
+    # Do not log faults of peers: every machine that reaches the port could fill the log.
     server_logger.addFilter(_is_our_fault)
     await runner.setup()
     server = runner.server

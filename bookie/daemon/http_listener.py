@@ -189,9 +189,8 @@ class Listener:
         tasks = [one for one, (from_, _) in self._beginning.items() if address in (None, from_)]
         surplus = len(tasks) + len(transports) + 1 - connections_max
         for task in tasks[: max(0, surplus)]:
-            # Shut the socket down instead of cancelling the task. After a cancellation, uvloop
-            # (0.23) closes the transport without `connection_lost`. Then the server would keep
-            # the protocol for ever.
+            # Shut the socket down, and do not cancel the task. After a cancellation, uvloop (0.23)
+            # closes the transport without `connection_lost`, so the server would keep the protocol.
             _, accepted = self._beginning.pop(task)
             with suppress(OSError):  # the peer has disconnected
                 accepted.shutdown(socket.SHUT_RDWR)

@@ -36,7 +36,7 @@ from bookie.node.engine.index.entry_index import TABLES, Index
 from bookie.node.engine.scan import ScannedBlock, blocks, later_headers
 
 INDEX_MAP_BYTES = 1 << 40
-"""The bytes of address space reserved to read an index of any size; this uses no memory."""
+"""The bytes of address space reserved to read an index; the reservation uses no memory."""
 
 COOKIE_BYTES_MAX = 64 * 1024
 LEDGERS_PER_READ = 1024

@@ -115,7 +115,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """Return `cluster` if all its settings are valid; else the old ones with valid changes."""
+        """Return `cluster` if it is valid; otherwise return the old settings with valid changes."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:

@@ -1,8 +1,8 @@
 """Runs the daemon and clients that move data on uvloop, and measures the lag of the event loop.
 
-uvloop has 1.5 to 3 times the throughput of asyncio's own loop, and a third of its latency at the
-99th percentile. Both figures were measured with batches of 64 entries of 1 KB on 2 cores. See also
-`keep_freed_memory`.
+uvloop has 1.5 to 3 times the throughput of asyncio's own loop, and a third of the latency at the
+99th percentile. This comparison was measured with batches of 64 entries of 1 KB on 2 cores. See
+also `keep_freed_memory`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LAG_INTERVAL_SECONDS = 0.1
 def prepare_process() -> None:
     """Tune the memory of a process whose only work is to move data.
 
-    The process keeps freed memory. Python's garbage collector ignores the objects that already
-    exist, because imported modules live as long as the process. Ignoring these objects saves an
-    eighth of the start time of a bookie with ten thousand ledgers.
+    The process keeps freed memory for later use. Python's garbage collector ignores objects that
+    already exist, because imported modules live as long as the process. Ignoring these objects
+    saves an eighth of the start time of a bookie with ten thousand ledgers.
     """
     keep_freed_memory()
     if not gc.get_freeze_count():

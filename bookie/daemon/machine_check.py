@@ -24,15 +24,15 @@ from pathlib import Path
 from bookie.daemon.descriptors import DESCRIPTORS_MIN, limits
 
 FDATASYNC_P99_SECONDS_GOOD = 0.010
-"""The longest good sync. Group commit hides shorter syncs under load; a longer sync delays each
-append."""
+"""The longest sync that counts as good. Group commit hides shorter syncs under load; a longer sync
+delays each append."""
 
 FREE_BYTES_MIN = 10 * 1024**3
 """The least free space: enough for a few journal files, the index and a compaction."""
 
 FILES_MIN = 65536
 """The recommended limit of open files, for connections and files. Linux distributions often allow
-only 1024."""
+only 1024 open files."""
 
 PYTHON_MIN = (3, 11)
 

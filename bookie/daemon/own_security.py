@@ -26,8 +26,8 @@ START_PATIENCE_SECONDS = 5.0
 """The longest wait of a start while another program is renewing the certificate files."""
 
 EXPIRES_SOON_DAYS = 14
-"""The time before a certificate's expiry in which the process logs a warning. The documented alert
-BookieCertificateExpires uses the same time."""
+"""The process logs a warning if a certificate expires within this time. The alert
+BookieCertificateExpires uses the same number of days."""
 
 _MEANING = "peers refuse it: issue another, or set listen.advertised_host to a name in it"
 
@@ -75,7 +75,7 @@ def prepare_security(
 
 
 def registered_host(settings: Settings) -> str:
-    """Return the host at which clients reach the bookie. The bookie's certificate must name it.
+    """Return the host at which clients reach the bookie; the certificate must name this host.
 
     If the host is an IP address, the result is the address's shortest form, because gRPC compares
     the text of an address with the certificate.

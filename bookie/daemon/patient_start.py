@@ -4,8 +4,8 @@ Each attempt to start lists all ledgers of the cluster. If the process ended aft
 a service manager would start the process again at once. So the process itself waits before the next
 attempt. The pause is `REST` times as long as the attempt, but at least `PAUSE_SECONDS_MIN`.
 
-The directories are not locked during the pause. If the operator mounts the right disk during a
-pause, the next attempt to start finds the disk's data, and the bookie starts with this data.
+During the pause, the bookie's directories are not locked. If the operator mounts the right disk
+during a pause, the bookie starts with the disk's data at the next attempt.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Part(enum.StrEnum):
 class Readiness:
     """The obstacles and remarks of one bookie. Not thread safe: use it only in the event loop.
 
-    A new object has the obstacle of `Part.BOOT`, because the bookie is starting. Call `clear` for
-    this part when the bookie serves.
+    A new object has the obstacle of `Part.BOOT`, because the bookie is starting. Call
+    ``clear(Part.BOOT)`` when the bookie serves.
     """
 
     def __init__(self) -> None:

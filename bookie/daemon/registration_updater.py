@@ -2,8 +2,8 @@
 
 The registration contains the bookie's addresses, and its free space, which is a weight for
 placement. The bookie updates the registration within a second if its labels, its read-only state or
-its doubt about the metadata store change. Otherwise the bookie updates the registration once a
-minute.
+its doubt about the metadata store change. Without such a change, the bookie updates the
+registration once a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFRESH_INTERVAL_SECONDS = 60.0
 """
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
-"""The fields that change what clients do; the bookie registers a change of these fields at once."""
+"""The fields on which clients act; the bookie registers a change of these fields at once."""
 
 _log = event_log(__name__)
 

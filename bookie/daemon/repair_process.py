@@ -33,8 +33,8 @@ _log = event_log(__name__)
 class RepairProcessMetrics(Metrics):
     """The metrics that a repair process shows.
 
-    All other metrics describe a bookie. A repair process hides these metrics, because their value 0
-    would raise the alerts for a bookie.
+    All other metrics describe a bookie. A repair process hides the metrics of a bookie, because
+    their value 0 would raise alerts.
     """
 
     exposed = (

@@ -123,7 +123,7 @@ def check_clients(settings: Settings) -> list[Fact]:
 def check_etcd(settings: Settings) -> list[Fact]:
     """Check that the version of each etcd server enforces roles in transactions.
 
-    Without etcd or an etcd user, the result is empty.
+    If the metadata store is not etcd, or if ``metadata.user`` is empty, the result is empty.
     """
     metadata = settings.metadata
     parts = split_uri(metadata.uri)

@@ -4,8 +4,8 @@ While the metadata store does not answer, adds and reads of open ledgers continu
 reads need no metadata. The bookie stays ready: if the bookie were not ready, a Kubernetes service
 would hide its address from clients. A remark and a metric report the outage.
 
-The settings `[session]` may limit the outage. After a longer outage, the bookie ends with one
-sentence and exit status 3. A supervisor can then start the bookie on a machine that reaches the
+The settings `[session]` may limit the outage. If an outage exceeds the limit, the bookie ends with
+one sentence and exit status 3. A supervisor can then start the bookie on a machine that reaches the
 store. By default the bookie waits for ever, because an outage of the store must not end all bookies
 of a cluster.
 

@@ -81,8 +81,8 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
 def stop_with_parent() -> None:
     """Ask the kernel to send SIGTERM to this process when the parent process ends.
 
-    If the parent has already ended, process 1 is the new parent. Then the function itself sends
-    SIGTERM to this process.
+    If the parent has already ended, process 1 is this process's new parent. So if the parent is
+    process 1, the function itself sends SIGTERM to this process.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,7 +1,7 @@
 """Tell systemd that the bookie is ready, stopping or still alive.
 
 Each message is one datagram of ``NAME=value`` lines to the socket of the service manager. Without a
-service manager, nothing is sent. Source: sd_notify(3), sd_watchdog_enabled(3).
+service manager, this module sends nothing. Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ the bytes that arrive between two measurements. If the bookie stops reading a wr
 while, gRPC's memory holds one flow-control window of the stream's bytes. So a stream that the
 bookie does not read has an allowance (`Arrived.allowance`).
 
-The number of unfinished bytes is an estimate. `Arrivals` adds some bytes to each call for the
-call's metadata, so a peer whose calls reach handlers can hide as many bytes. Calls that reach no
-handler of the bookie count as unfinished until their connection ends.
+The number of unfinished bytes is an estimate. `Arrivals` counts some extra bytes for the metadata
+of each call, so a peer can hide as many bytes in each call that reaches a handler. Calls that reach
+no handler of the bookie count as unfinished until their connection ends.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CONNECTION_SECONDS: Final = 0.00025
 connection, so measurements take at most 2% of a core."""
 
 LARGE_BYTES: Final = 16 * 1024 * 1024
-"""More unfinished bytes than a well-behaved client causes on one connection. Such a client causes
-at most the flow-control windows of its streams, and the beginning of a message."""
+"""More unfinished bytes than a well-behaved client causes on one connection. A well-behaved client
+fills at most the flow-control windows of its streams, and sends the beginning of a message."""
 
 DRIFT_BYTES_PER_SECOND: Final = 1024
-"""The count of unfinished bytes of each connection falls by this rate. A connection without calls
-receives fewer bytes, for example pings."""
+"""The rate in bytes per second by which the count of unfinished bytes of each connection falls. A
+connection without calls receives fewer bytes per second, for example pings."""
 
 REASON: Final = "unfinished"
 """The label of the metric `connections_ended_total`."""
@@ -142,7 +142,7 @@ class UnfinishedCount:
                 continue
             known = self.connections.get(one.peer)
             if known is None or known.connection != one:
-                # An earlier connection may have had the same peer's address and port.
+                # An earlier connection may have come from the same address and port.
                 known = Unfinished(one, taken=0 if known is None else known.taken)
             arrived = self._arrivals.of(one.peer)
             taken = arrived.taken

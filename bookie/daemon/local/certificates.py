@@ -24,7 +24,7 @@ def security_directory(directory: Path) -> Path:
 def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Create missing certificates for the bookies `names` and a client; renew old certificates.
 
-    If the CA is missing, it is created first.
+    If the CA is missing, the function creates the CA first.
 
     Returns:
         the section ``[security]`` of each bookie's settings, by the bookie's name.

@@ -48,7 +48,7 @@ async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout
     """Return the bookies with data that no ledger names, and that have no cookie in the store.
 
     These bookies have left the cluster. If only the cookie of a bookie was lost, ledgers still name
-    the bookie, so the result does not contain it.
+    the bookie, so the bookie is not in the result.
     """
     known, ledgers = set(await CookieManager(store).bookie_ids()), LedgerManager(store)
     departed = []

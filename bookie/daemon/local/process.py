@@ -18,11 +18,11 @@ from bookie.daemon.local.layout import LocalBookie
 from bookie.errors import OperationTimeoutError, ShuttingDownError
 
 READY_SECONDS_MAX = 60.0
-"""The longest start. A bookie replays at most a few hundred megabytes, so a longer start is stuck.
-"""
+"""The longest time of a start. A bookie replays at most a few hundred megabytes, so a longer start
+is stuck."""
 
 STOP_SECONDS_MAX = 30.0
-"""The longest stop, in which a bookie drains and writes a checkpoint; then the bookie is killed."""
+"""The longest time of a stop, for the drain and a checkpoint; then the bookie is killed."""
 
 CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
 """The names of the ``BOOKIE_`` variables that child processes inherit."""
@@ -121,7 +121,7 @@ class BookieProcess:
         """Wait until the bookie reports that it is ready.
 
         Raises:
-            ShuttingDownError: the process ended before.
+            ShuttingDownError: the process ended before this report.
         """
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())

@@ -141,7 +141,8 @@ async def watch_processes(
     """Report each bookie whose process ends unexpectedly; with `restart`, start the bookie again.
 
     The function repeats a failed restart. Without `restart`, the function returns when all
-    processes have ended. With `restart`, it returns only after all processes were stopped.
+    processes have ended. With `restart`, the function returns only after `stop` or `kill` ended all
+    processes.
     """
 
     async def start_again(process: BookieProcess) -> None:
