@@ -190,13 +190,13 @@ def _absolute(item: _Given) -> object:
     """Return the path in a setting as an absolute path.
 
     A relative path in a settings file is relative to the folder of this file, so a bookie finds its
-    directories from any working directory. A path in a variable or flag is relative to the working
-    directory.
+    directories from any working directory. In a variable, flag or cluster setting, a path is
+    relative to the working directory.
 
     In earlier versions, paths in files were also relative to the working directory. If a path
     exists only relative to the working directory, the function returns this path and warns that
     this use is deprecated. Paths in the section ``[security]`` of a file are never relative to the
-    working directory, because the working directory must not determine which peers are trusted.
+    working directory, because this directory must not determine which peers are trusted.
     """
     text = item.value
     if not isinstance(text, str) or not text:

@@ -13,9 +13,9 @@ the bytes that arrive between two measurements. If the bookie stops reading a wr
 while, gRPC's memory holds one flow-control window of the stream's bytes. So a stream that the
 bookie does not read has an allowance (`Arrived.allowance`).
 
-The number of unfinished bytes is an estimate. `Arrivals` counts some extra bytes for the metadata
-of each call, so a peer can hide as many bytes in each call that reaches a handler. Calls that reach
-no handler of the bookie count as unfinished until their connection ends.
+The number of unfinished bytes is an estimate. `Arrivals` counts extra bytes for the metadata of
+each call, so a peer can hide as many unfinished bytes. Calls that reach no handler of the bookie
+count as unfinished until their connection ends.
 """
 
 from __future__ import annotations
