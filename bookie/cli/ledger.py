@@ -4,7 +4,7 @@ A ledger has only one writer for its whole life. On the command line, this write
 ``ledger append``. ``create`` makes a ledger without a writer. The first ``append`` claims the
 ledger, writes entries, and closes the ledger. If two ``append`` commands start at the same time, a
 compare-and-set lets only one of them claim the ledger. If an ``append`` dies, the ledger stays open
-until ``recover`` closes it.
+until ``recover`` or, after repair.open_ledger_grace_seconds, the auditor closes the ledger.
 
 Entries are lines of text. With ``--raw``, entries are pieces of a file, and ``read --raw`` prints
 the same bytes.
