@@ -28,7 +28,7 @@ def rebalance(
             "--bytes-per-second-max",
             metavar="N",
             min=0,
-            help="Copy at most so many bytes per second; 0 is no limit. By default 64 MiB.",
+            help="Copy at most so many bytes per second; 0 is no limit. By default 8 MiB.",
         ),
     ] = None,
     output: Output = OutputFormat.TABLE,

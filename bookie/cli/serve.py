@@ -38,9 +38,9 @@ def serve(
     overrides: Set = None,
     metadata: MetadataUri = None,
     stop_with_parent: Annotated[
-        bool,
-        typer.Option("--stop-with-parent", hidden=True, help="Stop when the parent process ends."),
-    ] = False,
+        int | None,
+        typer.Option("--stop-with-parent", hidden=True, help="Stop when this parent ends."),
+    ] = None,
 ) -> int:
     """Run one bookie until SIGTERM, which makes the bookie stop in order.
 
@@ -91,7 +91,7 @@ def run_service(
     metadata: str | None,
     start: Callable[[Sources], Coroutine[object, object, None]],
     *,
-    stop_with_parent: bool = False,
+    stop_with_parent: int | None = None,
 ) -> int:
     """Run a service until it ends; return its exit status.
 
@@ -100,7 +100,7 @@ def run_service(
         overrides: the values of ``--set``, which override the file.
         metadata: the value of ``--metadata``, which overrides the file.
         start: imports the service, and returns the coroutine that runs the service.
-        stop_with_parent: True makes the service stop when its parent process ends.
+        stop_with_parent: the id of the parent process, at whose end the service stops; or None.
     """
     from bookie.config import find_log_format, silence_grpc
     from bookie.daemon import signals
@@ -114,8 +114,8 @@ def run_service(
     if not __debug__:
         sentence = "python -O removes the checks that protect data; start without it"
         return _refuse(sentence, EXIT_MISCONFIGURED)
-    if stop_with_parent:
-        signals.stop_with_parent()
+    if stop_with_parent is not None:
+        signals.stop_with_parent(stop_with_parent)
     # Switch garbage collection off during the imports: it would free almost nothing, and would take
     # a seventh of the start time. `run` switches garbage collection on again.
     gc.disable()

@@ -69,7 +69,7 @@ async def check_cluster(
     }
     damaged, elsewhere = comparison.damaged, comparison.elsewhere
     return [
-        *_checks_oflisted_bookies(status, registered),
+        *_checks_of_listed_bookies(status, registered),
         HealthCheck("bookies that do not answer", not silent, len(silent), _by_bookie(silent)),
         HealthCheck(
             "ledgers with damaged metadata",
@@ -113,7 +113,9 @@ async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
     ]
 
 
-def _checks_oflisted_bookies(status: ClusterStatus, registered: Iterable[str]) -> list[HealthCheck]:
+def _checks_of_listed_bookies(
+    status: ClusterStatus, registered: Iterable[str]
+) -> list[HealthCheck]:
     missing = sorted({*status.known} - {*registered})
     writable, read_only = len(status.writable), sorted(status.read_only)
     return [

@@ -22,7 +22,6 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 NOTED_SIGNALS = (signal.SIGHUP, *USER_SIGNALS)
 
 _PR_SET_PDEATHSIG = 1
-_INIT = 1
 
 
 def ignore(*numbers: signal.Signals) -> None:
@@ -78,16 +77,19 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
         release()
 
 
-def stop_with_parent() -> None:
+def stop_with_parent(parent: int) -> None:
     """Ask the kernel to send SIGTERM to this process when the parent process ends.
 
-    If the parent has already ended, process 1 is this process's new parent. So if the parent is
-    process 1, the function itself sends SIGTERM to this process.
+    If the parent has already ended, the function itself sends SIGTERM to this process.
 
-    Source: prctl(2), PR_SET_PDEATHSIG.
+    Args:
+        parent: the process id of the parent, which is 1 if the parent began a container. A process
+            whose parent has ended gets another parent, which is not always process 1.
+
+    Source: prctl(2), PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER.
     """
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() == _INIT:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -49,7 +49,9 @@ class Home:
         lines = []
         for section, values in self.sections.items():
             lines.append(f"[{section}]")
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            lines += [
+                f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
+            ]
         path = self.path / "bookie.toml"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path

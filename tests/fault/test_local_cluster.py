@@ -217,6 +217,23 @@ async def test_a_bookie_that_cannot_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShuttingDownError, match=r"bookie-2 ended with status 1: .*cookie"):
         async with local_cluster(tmp_path):
             pytest.fail("a bookie with a damaged cookie came up")
+    assert pids(tmp_path) == {}
+
+
+async def test_a_directory_of_any_name(tmp_path: Path) -> None:
+    """Some characters are two surrogates in JSON, which TOML refuses."""
+    async with local_cluster(tmp_path / 'a "log" 😀', bookies=1) as cluster:
+        assert [bookie.pid is not None for bookie in cluster.bookies] == [True]
+
+
+async def test_an_orphan_stops_itself() -> None:
+    """A bookie may lose its supervisor before it can ask to be told of this."""
+    program = "from bookie.daemon.signals import stop_with_parent; stop_with_parent({}); print()"
+    for parent, status in ((os.getpid(), 0), (os.getppid(), -signal.SIGTERM)):
+        words = (sys.executable, "-c", program.format(parent))
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.DEVNULL)
+        async with asyncio.timeout(SECONDS_MAX):
+            assert await process.wait() == status
 
 
 async def test_a_deleted_bookie_begins_empty(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class BookieProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *words,
-                "--stop-with-parent",
+                *("--stop-with-parent", str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
@@ -125,7 +125,7 @@ class BookieProcess:
         """
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())
-            ended = group.create_task(process.wait())
+            ended = group.create_task(self.wait())
             await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
             ready.cancel()
             ended.cancel()

@@ -74,7 +74,7 @@ class Lane:
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
-                *(str(self._partition), str(self.next_sequence)),
+                *(str(self._partition), str(self.next_sequence), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=said,

@@ -67,9 +67,13 @@ async def write(metadata: str, log: str, partition: int, first: int) -> None:
 
 
 def main() -> int:
-    """Run the writer; the process's arguments are metadata URI, log, partition and first number."""
-    stop_with_parent()
-    metadata, log, partition, first = sys.argv[1:]
+    """Run the writer.
+
+    The process's arguments are metadata URI, log, partition, first number, and the process id of
+    the parent.
+    """
+    metadata, log, partition, first, parent = sys.argv[1:]
+    stop_with_parent(int(parent))
     try:
         run(write(metadata, log, int(partition), int(first)))
     except BookieError as error:

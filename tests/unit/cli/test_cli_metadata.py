@@ -258,6 +258,17 @@ def test_export_import_and_migrate(
     assert "was cut off" in capsys.readouterr().err
 
 
+def test_an_export_is_appended_to_a_file(tmp_path: Path) -> None:
+    """The shell has opened the file, whose earlier lines are not the export's."""
+    uri, file = f"local://{tmp_path}/metadata", tmp_path / "kept.jsonl"
+    on(uri, initialize_cluster)
+    file.write_text("kept\n")
+    with file.open("a") as kept:
+        words = ("-m", "bookie", "metadata", "export", "-m", uri)
+        subprocess.run([sys.executable, *words], stdout=kept, check=True, timeout=120)
+    assert file.read_text().startswith("kept\n{")
+
+
 def test_an_export_of_strange_keys_comes_back(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
