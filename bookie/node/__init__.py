@@ -1,5 +1,5 @@
-"""One bookie on its engine: it answers add, read, fence, LAC, force and list requests.
+"""One bookie: answers add, read, fence, LAC, force and list requests with its storage engine.
 
-`bookie.wire.grpc` turns gRPC requests into calls of this package. All of this code runs in one
-event loop.
+`bookie.wire.grpc` turns gRPC requests into calls of this package. The requests are handled in one
+event loop; blocking work runs in worker threads.
 """

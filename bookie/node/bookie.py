@@ -2,7 +2,7 @@
 
 All code here runs in one event loop. The bookie accepts or refuses each add in one synchronous
 section. If the ledger's state must be loaded first, or stored bytes must be compared, the bookie
-starts a task for the add. The cancellation of a caller never cancels its write.
+starts a task for the add. If a caller is cancelled, the caller's add is still completed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SHUTTING_DOWN = Reply(Status.SHUTTING_DOWN, "the bookie is stopping")
 
 
 class Bookie:
-    """Serves a bookie's requests with a storage engine; `open_bookie` makes it."""
+    """Serves a bookie's requests with a storage engine; `open_bookie` makes a `Bookie`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """The bookie's random id, renewed before it serves if acknowledged entries may be lost."""
+        """The bookie's random id; a start that may have lost acknowledged entries renews the id."""
         self._version = version
         self._engine = engine
         self._clock = engine.clock
@@ -93,7 +93,7 @@ class Bookie:
         metrics.in_flight_add_bytes.set_function(lambda: budget.used)
         self._adds_in_flight = budget
         self.watches = LacWatches(metrics.lac_watches.set)
-        """The watchers of each ledger; `add_watch` adds to them."""
+        """The watchers of each ledger; `add_watch` adds a watcher."""
         self._first_updates = FirstUpdates(self._first_update, spawn)
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
@@ -141,10 +141,10 @@ class Bookie:
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int, recovery: bool = False) -> bool:
-        """Take `size` bytes of the budget for adds in flight; True if they were free.
+        """Take `size` bytes of the budget for adds in flight; return False if the add must wait.
 
-        The end of `add` gives the bytes back. A recovery may exceed the budget by a quarter, and
-        overtakes waiting adds.
+        The end of `add` gives the bytes back. A recovery add may exceed the budget by a quarter,
+        and may overtake waiting adds.
         """
         budget = self._adds_in_flight
         beyond = budget.bytes_max // 4 if recovery else 0
@@ -159,11 +159,11 @@ class Bookie:
             raise
 
     def add(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
-        """Accept or refuse an add now, or as soon as its ledger's state is loaded.
+        """Accept or refuse an add now, or as soon as the state of the ledger is loaded.
 
         The returned outcome gets the reply once the add is durable or refused; with
-        `deferred_sync`, once it is written. Then the bookie gives the `admitted` bytes back to the
-        budget, even if the caller was cancelled.
+        `deferred_sync`, once the add is written. Then the bookie gives the `admitted` bytes back to
+        the budget, even if the caller was cancelled.
         """
         try:
             outcome = self._add(command)
@@ -228,7 +228,7 @@ class Bookie:
         return batch is not None and not command.recovery and state.may_hold(batch)
 
     def _add_to(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Outcome[Reply]:
-        """Refuse the request, or accept it into memtable and journal, without any await."""
+        """Refuse the request, or put it into the memtable and the journal queue; never await."""
         engine = self._engine
         batch = command.batch
         refusal = engine.refusal(state, command.master_key, recovery=command.recovery)
@@ -304,7 +304,7 @@ class Bookie:
         return await self._lac(state)
 
     async def write_lac(self, ledger_id: int, key: bytes, packet: bytes) -> Reply:
-        """Store an explicit LAC; readers see it at once, and the next journal block contains it."""
+        """Store an explicit LAC in memory now, and in the next journal block, without a sync."""
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
@@ -323,7 +323,7 @@ class Bookie:
             raise ShuttingDownError("the bookie is stopping")
         if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
-        # Register before reading the state: no update is missed, but one may come twice.
+        # Register before reading the state: no update is missed, but an update may come twice.
         self.watches.add(ledger_id, callback)
         self._first_updates.add(ledger_id, callback)
 
@@ -367,7 +367,7 @@ class Bookie:
         return state, None
 
     async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LocalLedger | None, Reply | None]:
-        """Fence the ledger durably; return the ledger's state, and a refusal if that failed."""
+        """Fence the ledger durably; return its state, and a refusal if the fence is not durable."""
         state, refusal = await self._authorized(ledger_id, key, key_needed=True)
         if state is None or refusal is not None:
             return None, refusal
@@ -378,7 +378,7 @@ class Bookie:
         was_fenced = state.fenced
         fencing = self._engine.fence(state, key)
         if not was_fenced:
-            # Notify at once: watchers treat it as a hint, and the caller may be cancelled later.
+            # Notify now: to watchers, a fence is only a hint. The caller may be cancelled later.
             self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
@@ -403,7 +403,7 @@ class Bookie:
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Fence the ledger if requested, then read; the RPC layer limits bytes in flight."""
+        """Fence the ledger if requested, then read; the RPC layer limits the bytes of replies."""
         began = self._clock.monotonic()
         try:
             reply = await self._read(command)
@@ -461,7 +461,7 @@ class Bookie:
 
 
 class LacWatcher:
-    """The subscriptions of one watcher; `close` ends all of them."""
+    """The subscriptions of one watcher; `close` ends all subscriptions."""
 
     def __init__(self, bookie: Bookie, callback: Callable[[LacState], None]) -> None:
         self._bookie = bookie

@@ -4,14 +4,14 @@ Each row of a deleted ledger costs time in every round of the garbage collector.
 removed too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so
 expiry counts only time that complete collector rounds observed:
 
-1. At the begin of a period, the bookie records the observed time and the newest journal file.
+1. When a period begins, the bookie records the observed time and the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers deleted before the period are removed.
    Before the removal, the ledger must be absent from the metadata store, and all files with its
    entries must be gone (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
 After the row is removed, a late add creates the ledger again. The collector then deletes this
-ledger, like every ledger that the metadata store lacks.
+ledger, like every ledger that is absent from the metadata store.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bookie.node.engine.engine import Engine
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")
-"""The record of a period: observed seconds and newest journal file at its beginning."""
+"""The record of a period: observed seconds and newest journal file when the period began."""
 
 ROWS_PER_ROUND = 100_000
-"""The largest number of rows that one round removes; the round holds their ids in memory."""
+"""A round stops its search at this number of rows; the round has the ledger ids in memory."""
 
 ROWS_AT_ONCE = 1000
 """The largest number of rows that one index transaction reads or removes."""

@@ -1,8 +1,9 @@
 """Makes a bookie read-only before a device is full, and writable again when there is room.
 
 Two thresholds avoid rapid changes: above `disk_usage_max` the bookie refuses new entries, below
-`disk_usage_low_watermark` it accepts them again. After a device was full, there must also be room
-for the next growth step of a journal file and for the reserve (`Directories.has_room`).
+`disk_usage_low_watermark` the bookie accepts entries again. After a device was full, there must
+also be room for the next growth step of a journal file and for the reserve
+(`Directories.has_room`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class DiskWatch:
 
     @property
     def settings(self) -> NodeSettings:
-        """The settings with the watermarks; replacing them checks the devices at once."""
+        """The settings with the watermarks; after a change, the devices are checked at once."""
         return self._settings
 
     @settings.setter
@@ -72,7 +73,7 @@ class DiskWatch:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            # The share alone does not suffice: on a small device the next file may be too large.
+            # A low usage is not enough: on a small device, the next file may be too large.
             if await self._has_room():
                 await self._engine.device_has_room()
 

@@ -60,7 +60,7 @@ FORCED_PAUSE_SECONDS = 3.0
 """The pause between the two forced rounds, unless the usual interval is shorter."""
 
 ABSENT_ALWAYS_MAX = 1
-"""This number of absent ledgers never stops deletions, so that small bookies can delete, too."""
+"""So few absent ledgers never stop deletions; thus a bookie with few ledgers can delete, too."""
 
 PROOFS_SWEPT_MAX = 1000
 """The largest number of old deletion proofs that one round removes."""
@@ -167,12 +167,12 @@ class GarbageCollector:
 
     @property
     def stopped(self) -> str:
-        """The reason why an operator has to decide about deletions; empty if there is none."""
+        """The reason why an operator has to decide about deletions; empty if deletions may run."""
         return self._memory.now.store_doubt or self._memory.now.absent_stop
 
     @property
     def store_doubt(self) -> str:
-        """The reason to doubt the metadata store; empty if there is none."""
+        """The reason to doubt the metadata store; empty if the store is trusted."""
         return self._memory.now.store_doubt
 
     @property
@@ -240,7 +240,7 @@ class GarbageCollector:
 
         Raises:
             BadRequestError: the store is not in doubt.
-            WrongClusterError: the store belongs to another cluster, or holds none.
+            WrongClusterError: the store belongs to another cluster, or has no cluster.
             MetadataUnavailableError: the store does not answer; the doubt stays.
             DiskFullError: there is no room to record the confirmation; the doubt returns after a
                 restart.
@@ -274,7 +274,7 @@ class GarbageCollector:
         self.on_store_doubt()
 
     async def find_objection(self) -> str:
-        """Return the reason not to remove any data here now; empty if there is none.
+        """Return the reason not to remove any data here now; empty if a removal is allowed.
 
         The method first checks the metadata store, as a round does before a deletion.
 
@@ -300,7 +300,7 @@ class GarbageCollector:
 
         Raises:
             BadRequestError: one of the ledgers is not absent, or no ledger is absent.
-            DiskFullError: there is no room to record the change; a restart forgets it.
+            DiskFullError: there is no room to record the change; a restart forgets the change.
         """
         await self._load()
         wanted = list(ledger_ids) or list(self._absences)
@@ -359,7 +359,7 @@ class GarbageCollector:
         return max(self._settings.grace_seconds - waited, 0.0)
 
     def _step(self, now: float) -> float:
-        """Return how much of the time since the last round counts for grace periods.
+        """Return the part of the time since the last round that counts for grace periods.
 
         A process that was stopped for hours observed nothing in that time, so the hours do not
         count.
@@ -450,7 +450,7 @@ class GarbageCollector:
         raise _StoreDoubtedError
 
     def _stop_absent(self, local: int) -> str:
-        """Return the reason to keep all absent ledgers; empty if there is none."""
+        """Return the reason to keep all absent ledgers; empty if deletions are allowed."""
         share = self._settings.stop_share
         return self._memory.stop_absent(len(self._absences), local, share, ABSENT_ALWAYS_MAX)
 
@@ -505,7 +505,7 @@ class GarbageCollector:
         return deleted
 
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
-        """Delete the ledgers in `before` whose grace period has ended; with `force`, all of them.
+        """Delete the ledgers in `before` whose grace period has ended; with `force`, delete all.
 
         The metadata of all these ledgers is read before the first deletion. So if a read fails, no
         ledger is deleted.
@@ -522,11 +522,11 @@ class GarbageCollector:
         gone: list[int] = []
         for start in range(0, len(ids), READS_AT_ONCE):
             gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
-        # If an operator keeps a ledger meanwhile, the ledger has a new absence.
+        # If an operator keeps a ledger meanwhile, the ledger has a new absence, and stays.
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
-        """Delete durably each ledger for which `may_go` returns True; return the number deleted.
+        """Delete durably each ledger for which `may_go` returns True; return the deletion count.
 
         Raises:
             WrongClusterError, _StoreDoubtedError: as in `_look_at_store`; nothing was deleted.
@@ -586,7 +586,7 @@ class GarbageCollector:
             self._sweep_failed = False
 
     def _show(self) -> None:
-        """Update the metrics; log the reason for which an operator has to decide, once."""
+        """Update the metrics; if deletions stop until an operator decides, log the reason once."""
         self._metrics.garbage_stopped.set(bool(self.stopped))
         self._metrics.garbage_waiting_ledgers.set(len(self._absences))
         stops = bool(self._memory.now.store_doubt), bool(self._memory.now.absent_stop)

@@ -43,15 +43,15 @@ class GarbageMemory:
     counters: dict[int, int] = field(default_factory=dict)
     """The highest ledger-id counters that the bookie saw in the store, by bucket."""
     cookie_number: int | None = None
-    """The highest state number of the bookie's cookie seen in the store; None before the first."""
+    """The highest state number of the bookie's cookie seen in the store; None if never seen."""
     has_listed: bool = False
     """True if a listing of the store ever contained a ledger."""
     observed_seconds: float = 0.0
-    """The total time for which the bookie has observed absent ledgers, over all its starts."""
+    """The total time between consecutive complete rounds, over all starts of the bookie."""
     store_doubt: str = ""
-    """The reason to distrust the metadata store; empty if there is none."""
+    """The reason to distrust the metadata store; empty if the store is trusted."""
     absent_stop: str = ""
-    """The reason to keep all absent ledgers; empty if there is none."""
+    """The reason to keep all absent ledgers; empty if deletions are allowed."""
     absent_stop_local: int = 0
     """The smallest number of ledgers stored here since the stop by `absent_stop` began."""
 
@@ -216,11 +216,11 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """Return the reason to keep all absent ledgers; empty if not too many are absent.
+        """Return the reason to keep all absent ledgers; empty if few ledgers are absent.
 
         Too many are absent if `absent` exceeds `always` and the share `share` of the ledgers stored
-        here. During a stop, the smallest number of stored ledgers since its begin counts, so that
-        new ledgers cannot end the stop.
+        here. During a stop, the smallest number of stored ledgers since the stop began counts, so
+        that new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local

@@ -1,4 +1,4 @@
-"""Finds the entries that a bookie should hold according to metadata, and the missing entries."""
+"""Finds the entries that a bookie must store by the metadata, and the missing entries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Holding:
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return ids
-        # Counted from the first residue, each period of the modulus begins with `count` ids.
+        # Counted from the first residue, each `modulus` ids begin with `count` ids of the stripe.
         shifted = np.append(ids, 0) - self.stripe.first_residue
         totals = shifted // modulus * count + np.minimum(shifted % modulus, count)
         below: Ids = totals[:-1] - totals[-1]
@@ -66,8 +66,8 @@ class Missing:
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
     """Yield the entries that `bookie_id` must store by the ledger's ensembles and write sets.
 
-    The holdings ascend. For a ledger that is not closed, the last fragment is omitted, because its
-    end is unknown.
+    The holdings are in ascending order. For a ledger that is not closed, the last fragment is
+    omitted, because its end is unknown.
     """
     # Metadata may have an ack quorum of 0, which does not matter here.
     ack = max(1, metadata.ack_quorum_size)

@@ -26,12 +26,12 @@ next start finds its decision in the table above, like any other start.
 A bookie with lost data may be replaced only if each entry has a copy on another bookie
 (`BookieLosses`). Only copies on currently registered bookies count. To replace the bookie, a
 compare-and-set writes the metadata cookie as NEW with another unique id. Then the bookie is stamped
-like a new bookie. If the disks were only unmounted, a later start with them is refused, because
-their cookies have the former unique id.
+like a new bookie. If the disks were only unmounted, a later start with these disks is refused,
+because their cookies have the former unique id.
 
-A newly stamped bookie is in doubt, and its cookie records the doubt. A bookie with the same id may
-have acknowledged entries earlier, in directories that are gone. The module `own_cookie` explains
-state numbers.
+A newly stamped bookie is in doubt, and its cookie records the doubt. The reason is that a bookie
+with the same id may have acknowledged entries earlier, in directories that are gone. The module
+`own_cookie` explains state numbers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 from bookie.telemetry import event_log
 
 LOOKS_MAX = 10
-"""The number of looks at the ledgers that depend on lost data. Each further look follows the loss
-of another bookie."""
+"""The number of looks at the ledgers that depend on lost data. If a cookie of a bookie changed
+during a look, another look follows."""
 
 _log = event_log(__name__)
 
@@ -86,7 +86,7 @@ def decide(
 ) -> Decision:
     """Return the decision of the table row that applies.
 
-    `expected` is the cookie by this bookie's configuration; its unique id and state are ignored.
+    `expected` is the cookie that fits the configuration; its unique id and state are ignored.
     Without `may_replace`, a bookie with the metadata cookie READY and only empty directories must
     not start.
 
@@ -274,7 +274,7 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
 
     Raises:
         DataNotExpendableError: the bookie may have had the last copies of an acknowledged entry, or
-            unreadable metadata hides whether it had.
+            unreadable metadata leaves this unknown.
     """
     try:
         examined = await losses.examine(bookie_id, live_only=True)

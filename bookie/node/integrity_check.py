@@ -10,17 +10,18 @@ that it is in doubt (it may lack entries). When every ledger is complete, the bo
 that the doubt has ended.
 
 A bookie that is not in doubt also checks: soon after its start, then periodically. Such checks are
-needed because the bookie may have been absent while a writer continued without it. They are slow,
-trust the entry counts in ledger rows, and look twice before they report a missing entry.
+needed because a writer may have continued without the bookie while the bookie was absent. Such
+checks are slow, trust the entry counts in ledger rows, and look twice before they report a missing
+entry.
 
-Missing entries alone put no ledger in limbo, because the bookie may have been absent when they were
-written. After each known loss, every ledger that named the bookie entered limbo before the next
-request. A ledger that named the bookie only after the loss had no entries here before the loss.
-When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger names the
-bookie. If a recovery adds a bookie to a ledger, the recovery cannot close the ledger after the
-bookie's incarnation changed. So outside of limbo, the bookie denies no entry that it acknowledged.
-Recovery needs denials: it finds the end of a ledger only if enough bookies deny the next entry.
-`_may_be_lost` lists the exceptions.
+Missing entries alone put no ledger in limbo, because the bookie may have been absent when the
+entries were written. After each known loss, every ledger that named the bookie entered limbo before
+the next request. A ledger that named the bookie only after the loss had no entries here before the
+loss. When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger
+names the bookie. If a recovery adds a bookie to a ledger, the recovery cannot close the ledger
+after the bookie's incarnation changed. So outside of limbo, the bookie denies no entry that it
+acknowledged. Recovery needs denials: it finds the end of a ledger only if enough bookies deny the
+next entry. In the cases that `_may_be_lost` lists, missing entries put a ledger in limbo.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ EXAMPLES_MAX = 5
 """The largest number of ledgers that a log line names."""
 
 PROBLEMS_MAX = 100
-"""The largest number of sentences in a report; its counts include further problems."""
+"""The largest number of sentences in a report; the counts of the report include all problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ class _Progress:
 class IntegrityCheck:
     """Checks one bookie: often while the bookie is in doubt, otherwise seldom, and on request.
 
-    The function `end_doubt` records the end of the doubt in the metadata store, and then calls the
-    function that it got.
+    The function `end_doubt` records the end of the doubt in the metadata store, and then calls its
+    argument.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class IntegrityCheck:
         self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
-        """The result of the last finished check; None before the first."""
+        """The result of the last finished check; None before the first check has finished."""
         self.on_incomplete: Callable[[Sequence[int]], object] = lambda _: None
         """Called after each check with the ledgers that have missing or unreadable entries."""
         self.unfinished = "no check was made since the start"
@@ -198,7 +199,7 @@ class IntegrityCheck:
         self._pace.end()
 
     def look_again(self) -> None:
-        """Examine the ledgers that lacked entries again now; some of them may be deleted."""
+        """Examine again now the ledgers that lacked entries, because some may be deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
@@ -242,9 +243,9 @@ class IntegrityCheck:
     async def run(self) -> NoReturn:
         """Check until cancelled. An error of the metadata store postpones a check.
 
-        While doubt or errors last, checks become rarer, down to one in `PAUSE_SECONDS_MAX`. Between
-        checks, ledgers that lacked entries are examined again. When all ledgers that lacked entries
-        are complete, a check starts at once.
+        While doubt or errors last, checks become rarer, down to one check in `PAUSE_SECONDS_MAX`.
+        Between checks, ledgers that lacked entries are examined again. When all these ledgers are
+        complete, a check starts at once.
         """
         with suppress(CorruptionError):
             await self._engine.count_limbo()
@@ -309,7 +310,7 @@ class IntegrityCheck:
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
-        """True if the last check found ledgers that lack entries, and all are complete now."""
+        """True if the last check found ledgers with missing entries, and all are complete now."""
         for ledger_id in self._lacking:
             metadata = await self._current(ledger_id)
             if metadata is None:
@@ -403,7 +404,7 @@ class IntegrityCheck:
     async def _settle_damage(self) -> None:
         """Forget a damaged place if the index points to no entry in the place any more."""
         if self._engine.damage:
-            await self._engine.checkpoint()  # the scrubber looks at the index alone
+            await self._engine.checkpoint()  # the scrubber examines the index, not the memtable
             await self._scrubber.settle()
 
     async def _is_spare(self, damage: frozenset[tuple[int, int, int]]) -> bool:
@@ -423,14 +424,14 @@ class IntegrityCheck:
                 if not metadata.is_closed:
                     return False
                 if any(one.holds_any(ids) for one in holdings(metadata, self._bookie_id)):
-                    self._read.discard(ledger_id)  # it may have become this bookie's duty since
+                    self._read.discard(ledger_id)  # these entries may be new for this bookie
                     return False
         except (CorruptionError, FormatError, NoSuchLedgerError):
             return False
         return True
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
-        """Export the number of missing entries; log when it becomes positive, and zero again."""
+        """Export the number of missing entries; log its change from 0, and its change to 0."""
         before, self._missing_entries = self._missing_entries, report.missing_entries
         self._lacking = lacking
         self._metrics.missing_entries.set(report.missing_entries)
@@ -485,7 +486,7 @@ class IntegrityCheck:
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Check and count a ledger; for a ledger to check again, return True and do not count it.
+        """Check and count a ledger; if it must be checked again, return True and do not count it.
 
         Args:
             metadata: the metadata of the ledger, which names this bookie.
@@ -562,7 +563,7 @@ class IntegrityCheck:
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
-            # The fence may be lost, and until now limbo kept out writers that name no incarnation.
+            # The fence may be lost; until now, limbo refused writers that name no incarnation.
             await self._wait_for(state, self._engine.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
@@ -605,7 +606,7 @@ class IntegrityCheck:
         key = metadata.password_key
         crc = crc32c(part.payload)
         if self._engine.refusal(state, key, recovery=True) is not None:
-            return  # it was deleted meanwhile
+            return  # the ledger was deleted meanwhile
         command = AddCommand(part, state.ledger_id, key, crc, recovery=True)
         await self._wait_for(state, self._engine.add(state, command, NO_ENTRY))
 
@@ -653,7 +654,7 @@ class IntegrityCheck:
             # The ledger is deleted, and its limbo ends with its data.
             return
         except FormatError:
-            return  # the report counts it; it may name this bookie
+            return  # the report counts this ledger, which may name this bookie
         if names(metadata, self._bookie_id) or not metadata.is_closed:
             found.count(f"ledger {ledger_id} is in limbo and changed meanwhile", waiting=1)
         else:

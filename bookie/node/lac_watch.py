@@ -103,7 +103,7 @@ class FirstUpdates:
         self._start()
 
     def remove(self, ledger_id: int, callback: LacCallback) -> None:
-        """Remove a waiting update, whose watch has ended, from the queue."""
+        """Remove a waiting update from the queue, because its watch has ended."""
         line = self._lines.get(callback)
         if line is not None:
             line.pop(ledger_id, None)

@@ -2,16 +2,16 @@
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone. A ledger with unreadable metadata
-also enters limbo, because its metadata may name this bookie. Limbo without need is safe: it only
-prevents denials.
+also enters limbo, because its metadata may name this bookie. Limbo without need does no harm: the
+bookie only gives no denials.
 
 This module fences no ledger. A fence may be lost, too, but the bookie refuses a fenced writer that
 names an earlier incarnation. A writer that names no incarnation is refused while the ledger is in
 limbo. Later, the fence that the integrity check writes refuses this writer.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. In BookKeeper, only open
-ledgers enter limbo, and they are fenced. So in BookKeeper a reader of a closed ledger may get a
-wrong denial, and writers are fenced without need.
+ledgers enter limbo, and these ledgers are fenced. So in BookKeeper a reader of a closed ledger may
+get a wrong denial, and writers are fenced without need.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAITERS_MAX = 1000
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
-    """Put each ledger that names, or may name, this bookie in limbo; return their number.
+    """Put each ledger that names, or may name, this bookie in limbo; return the ledger count.
 
     Limbo is durable when this returns. The engine also durably records that all these ledgers are
     in limbo. Because of this record, a later start of the bookie skips this function, unless the

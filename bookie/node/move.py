@@ -3,8 +3,8 @@
 The operator moves the directories and changes the settings. Then this module rewrites the cookies,
 which name the old paths: first the metadata store's copy, then the copy in each directory. After
 the first rewrite, a start with the old paths fails. Before the last rewrite, a start with the new
-paths fails, too. If ``bookie cookie move`` crashes, run it again: it accepts cookies with the old
-paths and cookies with the new paths. The state number in the cookies does not change.
+paths fails, too. If ``bookie cookie move`` crashes, run the command again: it accepts cookies with
+the old paths and cookies with the new paths. The state number in the cookies does not change.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if each root holds the other root's files, which their equal cookies cannot show."""
+    """True if a root has the files of the other root; equal cookies cannot show an exchange."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True

@@ -51,10 +51,10 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""The interval of reading the store's cookie; with new entries, its state number advances."""
+"""The interval between reads of the store's cookie; after adds, its state number increases."""
 
 LOOK_SECONDS = 1.0
-"""The time until the cookie records that the bookie is in doubt, or no longer is."""
+"""The time until the cookie records that a doubt of the bookie has begun or ended."""
 
 STOP_SECONDS_MAX = 2.0
 """The longest time that a stop waits for the metadata store to accept the last state number."""
@@ -69,9 +69,9 @@ class StateComparison:
     number: int
     """The highest state number that a copy of the cookie certainly reached."""
     older: str = ""
-    """The evidence that the directories hold an older state; empty if they do not."""
+    """The evidence that the directories have an older state; empty without evidence."""
     store_went_back: str = ""
-    """The evidence that the metadata store went back in time; empty if it did not."""
+    """The evidence that the metadata store went back in time; empty without evidence."""
 
 
 def went_back_in_time(stored: int, reached: int) -> str:

@@ -22,8 +22,8 @@ class OwnCopies:
     async def pages(self) -> AsyncIterator[list[int]]:
         """Yield the ids of ledgers with entries stored here, ascending, in pages.
 
-        Entries that are only in memory do not count: a checkpoint must have moved them into the
-        index.
+        Entries that are only in the memtable do not count until a checkpoint moves the entries into
+        the index.
         """
         after = NO_ENTRY
         while after < MAX_ID:

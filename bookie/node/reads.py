@@ -1,8 +1,8 @@
 """Answers requests for stored data: entries, the last add confirmed, and listings.
 
-The bookie denies an entry or ledger only if it is certainly not stored. For a ledger in limbo, or
-with reclaimed copies, the answer is UNKNOWN_LEDGER_STATE instead of a denial. An entry that is in
-the index but unreadable is an I/O error.
+The bookie denies an entry or ledger only if the bookie certainly does not store it. For a ledger in
+limbo, or with reclaimed copies, the answer is UNKNOWN_LEDGER_STATE instead of a denial. A read of
+an entry that is in the index but unreadable is an I/O error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EntryReads:
         return None
 
     async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
-        """Read wanted entries up to a limit or a missing entry; the command must be valid."""
+        """Read the requested entries up to a limit or a missing entry; the command is valid."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
             wanted = _first_wanted(command)
@@ -76,7 +76,7 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """Return stored facts about the ledger's end; for a ledger in doubt, only LAC and fence."""
+        """Return facts about the ledger's end; for a ledger in doubt, only the LAC and fence."""
         reply = await self._engine.read_lac(state)
         if state.is_in_doubt and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)
@@ -165,7 +165,7 @@ def problem_of(command: ReadCommand) -> str:
 
 
 STRIPE_MODULUS_MAX = 1024
-"""The limit is far above any ensemble size; it bounds the ids that one read examines."""
+"""The limit is above any ensemble size, and limits the number of ids that one read examines."""
 
 
 def _first_wanted(command: ReadCommand) -> int:

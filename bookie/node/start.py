@@ -121,10 +121,11 @@ async def _settle_doubts(
     collector: GarbageCollector,
     bookie_id: str,
 ) -> None:
-    """If data may be lost, renew the incarnation, then put ledgers in limbo; before any request.
+    """Before any request: if data may be lost, renew the incarnation, then put ledgers in limbo.
 
-    Otherwise only the state number increases. Each step is durable before the next step begins.
-    After a crash between two steps, the bookie is still in doubt.
+    Otherwise only the state number increases; if the store went back, the incarnation is renewed,
+    too. Each step is durable before the next step begins. After a crash between two steps, the
+    bookie is still in doubt.
 
     Raises:
         MetadataError: the store does not answer, so the bookie must not serve.
@@ -132,7 +133,7 @@ async def _settle_doubts(
     """
     found = own.comparison
     if found.store_went_back:
-        # Record the doubt before the number increases, because then the difference is gone.
+        # Record the doubt first, because the increase of the number removes the evidence.
         await collector.doubt_store(found.store_went_back)
     if found.older:
         _log.error("older_state", reason=found.older)

@@ -51,19 +51,19 @@ class Admission:
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
-    """Queues a request, in order; the journal gets this request together with the next one."""
+    """Queues a request, in order; the journal gets this request together with the next request."""
     failpoints: Failpoints
     memtable: Memtable
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
     """The checkpointer sets this function; a call records that a ledger changed."""
     journal_file: int = -1
-    """The journal file known to the event loop; the journal thread may already use the next."""
+    """The journal file known to the event loop; the journal thread may already use a newer file."""
     read_only_reasons: set[str] = field(default_factory=set)
-    """Reasons to refuse new entries; empty if the bookie accepts them."""
+    """Reasons to refuse new entries; empty if the bookie accepts new entries."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Return the reason to refuse an add, or None; the bytes of its entries are not checked."""
+        """Return the refusal of an add, or None; the bytes of the add's entries are not checked."""
         # Check the key first: fence and deletion belong to the ledger with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED
@@ -79,9 +79,9 @@ class Admission:
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
         """Accept the batch: readers see it at once; the waiter gets OK once the batch is durable.
 
-        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. The
-        caller must have checked `refusal`, and must have compared stored bytes. Between these
-        checks and this call there must be no await.
+        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. Before
+        this call, the caller must check `refusal`, and must compare the batch with stored bytes.
+        Between these checks and this call there must be no await.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -107,7 +107,7 @@ class Admission:
         return waiter
 
     def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
-        """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
+        """Store an explicit LAC in memory now, and in the next journal block, without a sync."""
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
@@ -117,7 +117,7 @@ class Admission:
         self.submit_with_next(request)
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
+        """Fence a ledger, known or not; the waiter gets OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
@@ -160,7 +160,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo, or take it out of limbo; the waiter gets OK once this is durable.
+        """Put a ledger in limbo, or take it out of limbo; once durable, the waiter gets OK.
 
         With `fence`, a ledger that enters limbo is also fenced.
         """
@@ -193,10 +193,10 @@ class Admission:
     def _request(
         self, state: LocalLedger, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """Make a journal request; if the current file lacks the ledger's key, the request has it.
+        """Make a journal request, which adds the ledger's key if the current file lacks the key.
 
         Each file has the keys of all its ledgers, because a rebuild of the index may find only some
-        files.
+        of the files.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -225,7 +225,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: records the place of its entries in the file, then settles its waiter."""
+    """Completes one add: records the file offset of the entries, then settles the waiter."""
 
     runs: LedgerRuns
     run: Run
@@ -237,7 +237,7 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # An add that compares itself with these stored bytes must compare again.
+            # An add that was compared with these refused bytes must be compared again.
             self.state.comparisons += 1
         else:
             state = self.state

@@ -50,7 +50,7 @@ class DigestSizes:
         self._sizes: dict[int, int] = {}
 
     def protects(self, ledger_id: int, packet: Buffer) -> bool:
-        """True if the ledger is known to have digests, or if `packet` shows it by a valid CRC."""
+        """True if the ledger is known to have digests, or if `packet` contains a valid CRC."""
         size = self._sizes.get(ledger_id)
         if size is None and _has_crc(packet):
             size = _CRC_BYTES
@@ -75,7 +75,7 @@ def _has_crc(packet: Buffer) -> bool:
     """True if the packet has a correct digest of type CRC-32C or CRC-32."""
     view = memoryview(packet)
     if len(view) < PACKET_HEADER_SIZE_BYTES + _CRC_BYTES:
-        # The packet has no room for a digest; an empty digest would count as 0.
+        # The packet is too short for a digest; the missing bytes would be read as the digest 0.
         return False
     head, at = view[:PACKET_HEADER_SIZE_BYTES], PACKET_HEADER_SIZE_BYTES
     if int.from_bytes(view[at : at + 4], "big") == crc32c(view[at + 4 :], crc32c(head)):
@@ -84,7 +84,7 @@ def _has_crc(packet: Buffer) -> bool:
 
 
 class BlockCheck:
-    """Checks bytes of a file by the checksum of the block that contains them."""
+    """Checks bytes of a file with the checksum of the block that contains the bytes."""
 
     def __init__(self, digests: DigestSizes, ledger_id: int) -> None:
         self._digests = digests
@@ -97,7 +97,7 @@ class BlockCheck:
         """Start and end of each intact part of the last block body read."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
-        """True if the bytes at `offset` are intact by the checksum of their block or record.
+        """True if the checksum of the block, or of the record, proves the bytes at `offset` intact.
 
         Raises:
             OSError: the device failed.
@@ -111,7 +111,7 @@ class BlockCheck:
             stop = min(end, self._end)
             if not any(low <= offset and stop <= high for low, high in self._sound):
                 return False
-            # One read may cover several blocks, with a header between them.
+            # The bytes may be in several blocks, with a block header between two bodies.
             offset = stop
         return True
 
@@ -178,12 +178,12 @@ def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
             if (start + at) % alignment == 0:
                 yield start + at
             at = data.rfind(BLOCK_MAGIC, 0, at + len(BLOCK_MAGIC) - 1)
-        # The next piece ends where the next magic number may begin.
+        # Blocks start at aligned offsets, so no magic number crosses the end of the next piece.
         stop = start
 
 
 def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
-    """Compute the digest size from the lengths of neighbouring entries; None if it is unknown."""
+    """Compute the digest size from the lengths of neighbouring entries; None if not possible."""
     ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
     sizes = batch.sizes.astype(np.int64)
     if before is not None:

@@ -8,11 +8,11 @@ In a running engine, only checkpoints move the mark. A checkpoint has these step
 3. After the sync, the checkpoint copies the rows of changed ledgers from memory. A row that is
    newer than the mark is harmless; a row that is older than the mark would lose data.
 4. One index transaction writes slots, rows, file statistics and the mark.
-5. The old memtable is dropped; a reader that holds it may finish reading.
+5. The old memtable is dropped; a reader that is using the old memtable may finish reading.
 6. Files below the mark without a live byte are renamed, then freed in steps (`file_removal`).
 
-If the device is full at step 4, the transaction changes nothing and the memtable is kept. The
-checkpoint tries step 4 again later. The bookie refuses new entries while the device is full.
+If the device is full at step 4, the transaction changes nothing and the memtable is kept. The next
+checkpoint tries step 4 again. The bookie refuses new entries while the device is full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookie.node.engine.memtable import Memtable
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048
-"""The entries that one transaction moves to a log; a transaction blocks the interpreter."""
+"""The most entries that one transaction moves to a log; a transaction blocks other threads."""
 
 MEMTABLES_FULL = 2
 """During a checkpoint, adds wait if the new memtable has this many times `entries_due` entries."""
@@ -89,9 +89,9 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._entries_max = MEMTABLES_FULL * entries_due
         self.moved = asyncio.Event()
-        """Set when the older memtable is in the index, or must stay because the device is full."""
+        """Set once the older memtable is in the index, a device is full, or the engine failed."""
         self._removing: dict[int, asyncio.Event] = {}
-        """Ledger id → event, set when the transaction that removes its entries has ended."""
+        """Ledger id → event, set when the transaction that removes the ledger's entries ended."""
         self.more_to_do = bool(dead_files)
         """True if another checkpoint has work even without new entries."""
 
@@ -224,7 +224,7 @@ class Checkpointer:
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def complete(request: JournalRequest) -> None:
-            # Here, because the task that awaits the barrier may be cancelled.
+            # Take the sealed files here, because the task that awaits the barrier may be cancelled.
             immutable.sealed, self._sealed = self._sealed, []
             passed.set_result(None)
 
@@ -274,9 +274,10 @@ class Checkpointer:
         """Point the index to copies of entries in a new log; remove files without live bytes.
 
         A relocation and a checkpoint never run at the same time, because both change the same index
-        pages. Many entries need several transactions, with pauses. After an interruption between
-        transactions, the index still points to the old places of the remaining entries. If the
-        device is full at the first transaction, the new log is removed. Raises like `run`.
+        pages. Many entries need several transactions, with pauses between transactions. If the call
+        stops between two transactions, the index still points to the old places of the remaining
+        entries. If the device is full at the first transaction, the new log is removed. Raises like
+        `run`.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
@@ -314,8 +315,8 @@ class Checkpointer:
 
         A removal is allowed only if `may_go` returns True and the ledger is not deleted. The index
         must also have all changes of the ledger, so that no replay restores the removed entries. A
-        listing of the ledger that begins during the removal waits for its end (`settled`). Raises
-        like `run`.
+        listing of the ledger that begins during the removal waits until the removal ends
+        (`settled`). Raises like `run`.
         """
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():

@@ -43,7 +43,7 @@ _WRONG_PATH_ERRNOS = frozenset(
 
 
 class Directories:
-    """The paths of one bookie; this process has locked them."""
+    """The paths of one bookie; this process has locked both root directories."""
 
     def __init__(self, disk: Disk, settings: StorageSettings) -> None:
         self._disk = disk
@@ -199,9 +199,9 @@ class Directories:
 def _refuse_one_place(journal: str, ledgers: str) -> None:
     """Refuse two paths to one directory (also through a link), or to nested directories.
 
-    The start would fail in a later step without this check. One directory would be locked twice, or
-    a new directory would not be empty, because it contains the other one. The later error would
-    give the operator a wrong reason.
+    Without this check, a later step of the start would fail: the process would lock one directory
+    twice, or a new directory would contain the other directory and so not be empty. The later error
+    would give the operator a wrong reason.
 
     Raises:
         ConfigurationError: the paths name one directory, or one directory contains the other.

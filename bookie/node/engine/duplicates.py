@@ -1,9 +1,10 @@
 """Handles plain adds whose entry ids are already stored: a resent request, or a second writer.
 
-After a broken stream, a writer resends unanswered entries byte for byte. An entry with equal bytes
-is not stored again, and is acknowledged once the stored copy is durable. An entry with different
-bytes is refused and reported: the cause is corruption, or two writers without a fence. Recovery
-adds are stored without a comparison, and the newest copy of an entry wins.
+After a broken stream, a writer resends unanswered entries byte for byte. If all entries of a batch
+are stored with equal bytes, the batch is acknowledged once the stored copies are durable. If some
+entries are missing, the whole batch is stored. A batch with different bytes is refused and
+reported: the cause is corruption, or two writers without a fence. Recovery adds are stored without
+a comparison, and the newest copy of an entry wins.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COMPARE_SPAN_MAX = 4096
 
 
 class DuplicateAdds:
-    """Compares an add with stored bytes, then accepts or refuses it in a synchronous section."""
+    """Compares adds with stored bytes, then accepts or refuses each in a synchronous section."""
 
     def __init__(self, admission: Admission, reader: EntryReader, metrics: Metrics) -> None:
         self._admission = admission
@@ -36,7 +37,7 @@ class DuplicateAdds:
     async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
         """Add entries whose ids may be stored: acknowledge equal bytes, refuse different bytes.
 
-        If another add changed entries with these ids during the comparison, it is repeated.
+        If another add changed entries with these ids meanwhile, the comparison is repeated.
 
         Raises:
             CorruptionError: stored entries with these ids cannot be read.
@@ -67,8 +68,8 @@ class DuplicateAdds:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # Every equal entry is queued or written; wait until all of them are durable. If the
-                # journal refused one of them meanwhile, compare again.
+                # Every equal entry is queued or written; wait until all entries are durable. If the
+                # journal refused an entry meanwhile, compare again.
                 outcome = await self._admission.force()
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue
@@ -79,7 +80,7 @@ class DuplicateAdds:
         """Compare the batch with the stored entries that have the same ids.
 
         Returns:
-            True if all these stored entries are equal; True if some ids are not stored.
+            (True if all stored entries are equal, True if some ids are not stored).
         """
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)

@@ -125,19 +125,19 @@ class Engine:
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
-        """Return the reason to refuse an add, or None; see `Admission.refusal`."""
+        """Return the refusal of an add, or None; see `Admission.refusal`."""
         self.add = admission.add
         """Accept a batch; the caller has seen that `refusal` is None; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, self._metrics).add
         """Add entries whose ids may be stored already; see `DuplicateAdds.add`."""
         self.publish_lac = admission.publish_lac
-        """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
+        """Store an explicit LAC in memory now, and in the next journal block, without a sync."""
         self.force = admission.force
         """Return a waiter that gets OK once all requests accepted so far are durable."""
         self.delete = admission.delete
         """Delete the ledger's entries; the waiter gets OK once the deletion is durable."""
         self.set_limbo = admission.set_limbo
-        """Put a ledger in limbo (fenced or not) or take it out; the waiter gets OK once durable."""
+        """Put a ledger in limbo, or take it out of limbo; see `Admission.set_limbo`."""
         self.remove_copies = CopyRemoval(
             self.clock, self.load, self.checkpoint, self._checkpointer, self._failing
         ).run
@@ -159,7 +159,7 @@ class Engine:
     # --- changes -------------------------------------------------------------------------
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
+        """Fence a ledger, known or not; the waiter gets OK once the fence is durable."""
         return self.admission.fence(state, key)
 
     # --- ledgers -------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Engine:
     async def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Return ledgers deleted before file `before_file` began, and the id to continue from.
+        """Return ledgers deleted before file `before_file` began, and the `after` of the next call.
 
         From now on, compactions omit these ledgers' deletion records if no other file needs them.
         """
@@ -213,7 +213,7 @@ class Engine:
         return await self._env.workers.run("read", find, after, count_max, before_file)
 
     async def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
-        """Remove the rows of these deleted ledgers, durably; return how many were removed.
+        """Remove the rows of these deleted ledgers, durably; return the number of removed rows.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -222,7 +222,7 @@ class Engine:
         with self._failing():
             forget = self._index.forget_deleted
             gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
-        # Ledgers whose rows stay are loaded again.
+        # If the index keeps the row of a ledger, the next request loads the ledger again.
         self._reader.forget(ledger_ids)
         self._states.forget(ledger_ids)
         return gone
@@ -254,7 +254,7 @@ class Engine:
         """Count the ledgers in limbo once; `ledgers_in_limbo` is complete when this call returns.
 
         Raises:
-            CorruptionError: a row is damaged; the next call continues after the listed rows.
+            CorruptionError: a row is damaged; the next call continues after the rows read so far.
         """
         await self.admission.limbo.count(self.ledgers)
 
@@ -300,7 +300,7 @@ class Engine:
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
         if self.failure is not None:
-            # Accepted entries without an answer left the memtable; their bytes may be on disk.
+            # Unanswered entries are no longer in the memtable, but their bytes may be on disk.
             return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
@@ -383,7 +383,7 @@ class Engine:
 
     @property
     def needs_integrity_check(self) -> bool:
-        """True if the bookie is in doubt: no check has found its data complete since the doubt."""
+        """True if entries may be lost, and no integrity check has found the data complete yet."""
         return self.verdict != INTEGRITY_SOUND
 
     @property
@@ -419,12 +419,12 @@ class Engine:
             self.compactor.wake()
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
-        """End the engine because the index is damaged; the next start checks and rebuilds it."""
+        """End the engine: the index is damaged; the next start checks and rebuilds the index."""
         self._failed(error)
         return StorageFailedError(f"the index is damaged: {error}")
 
     async def checkpoint(self) -> None:
-        """Make a checkpoint now; raises like `Checkpointer.run`."""
+        """Make a checkpoint now; raises DiskFullError, or StorageFailedError for other errors."""
         with self._failing():
             await self._checkpointer.run()
 
@@ -528,7 +528,7 @@ class Engine:
                     self._booted.writer.close(in_order=in_order)
             else:
                 worker.abandon()  # The thread may hang in the device; the device's file stays open.
-            # A cancelled read may still run in its thread; closing the index would crash it.
+            # A cancelled read may still run in its thread: close the index only after the read.
             workers = self._env.workers
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if self.failure is None else 1.0):
@@ -548,7 +548,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """On a full device, refuse new entries; on another error of the block, end the engine."""
+        """On a full device, refuse new entries; on another disk or index error, end the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -562,7 +562,7 @@ class Engine:
             assert self.failure is not None
             raise self.failure from error
         except CorruptionError as error:
-            # A page of the index is damaged: the next start checks and rebuilds it.
+            # A page of the index is damaged: the next start checks and rebuilds the index.
             self._failed(error)
             raise StorageFailedError(f"the index is damaged: {error}") from error
 
@@ -600,7 +600,7 @@ class Engine:
             self._has_marker = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        # States have their own threads: an add may need one while reads wait for a device.
+        # Loads of states have their own thread, because reads may wait for a slow device.
         return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
@@ -641,7 +641,7 @@ class Engine:
         self.failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
-        # Marking a hanging device as failed would block here, too.
+        # On a hanging device, creating the file `FAILED` would block the event loop.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
         self._queue.fail(self.failure)
@@ -697,4 +697,4 @@ async def open_engine(
     finally:
         await engine.close()
     if engine.failure is not None:
-        raise engine.failure  # The block ended before a task raised this error.
+        raise engine.failure  # The ``with`` block ended before a task raised this error.

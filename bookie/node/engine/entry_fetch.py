@@ -35,7 +35,7 @@ OTHER_BYTES = "other bytes stand in its place"
 
 @dataclass(frozen=True, slots=True)
 class FetchSources:
-    """The index, the files and the other parts that a fetch uses; threads use them, too."""
+    """The index, the files and the other parts that a fetch uses in any thread."""
 
     index: Index
     files: FileTable
@@ -82,7 +82,7 @@ class EntryFetch:
         self.failure: tuple[int, str] | None = None
         """The first entry that is stored but cannot be returned, and the reason for that."""
         self.device_reads: list[tuple[int, int, int]] = []
-        """File, offset and size of bytes read from a device, or possibly read from it."""
+        """File, offset and size of each read that used a device, or may have used a device."""
 
     # --- in the event loop ---------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class EntryFetch:
 
     @property
     def _needs_row(self) -> bool:
-        """True if only the ledger's row shows whether an entry is missing or its page is lost."""
+        """True if only the ledger's row can show that the page of an unlocated entry is lost."""
         return self.stopped_by is Status.NO_SUCH_ENTRY and self.following <= self._bound
 
     def _locate(self) -> None:
@@ -136,8 +136,8 @@ class EntryFetch:
     ) -> bool:
         """Read the remaining extents; True if the fetch has ended, with success or failure.
 
-        Without a `check`, the method stops at the first data that must be checked, and returns
-        False; then a read thread continues.
+        If `pread` returns None, or if data must be checked and there is no `check`, the method
+        returns False. A read thread then continues with that extent.
         """
         extents = self._extents
         assert extents is not None, "located before"
@@ -221,7 +221,7 @@ class EntryFetch:
             return None
         data = file.pread_cached(size, offset)
         if data is not None and size >= SEQUEL_BYTES_MIN:
-            # The kernel's read-ahead may already have read these bytes.
+            # The kernel's read-ahead may have read these bytes from the device.
             self.device_reads.append((number, offset, size))
         return data
 
@@ -246,7 +246,7 @@ class EntryFetch:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:
-        """Return the packets as a batch, which ends before a packet whose header has a wrong id."""
+        """Return the packets as a batch; it ends before the first packet header with a wrong id."""
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]

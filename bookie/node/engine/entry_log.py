@@ -25,7 +25,7 @@ from bookie.node.engine.format.records import (
 
 
 class EntryLogWriter:
-    """Writes logs one after the other; blocks, and may be used by one thread at a time.
+    """Writes logs one after the other; the calls block, and only one thread at a time may call.
 
     `newest` is the number and nonce of the newest file whose records the logs hold, or None.
     """
@@ -61,7 +61,7 @@ class EntryLogWriter:
             file = self._next_file()
         link = b"" if file.sequence else self._link
         where = file.body_offset + len(link)
-        # All of the block counts as durable, because the log gets its final name only after a sync.
+        # The whole block counts as durable: the log gets its final name only after a sync.
         file.write(file.encode([link, body], records + bool(link), file.end))
         return file.header.number, where
 
@@ -104,8 +104,9 @@ class EntryLogWriter:
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     """Encode the records of a ledger that a rebuild needs besides the ledger's entries.
 
-    No record says that a ledger left limbo. If the rebuild puts a ledger in limbo without need,
-    only a check is needed. A ledger that is wrongly outside of limbo would hide a loss.
+    For a ledger that left limbo, no UNLIMBO record is needed. If a rebuild puts the ledger in limbo
+    without need, an integrity check takes the ledger out again. If a rebuild wrongly left a ledger
+    out of limbo, the bookie would deny lost entries.
     """
     records = []
     if row.key_digest is not None:
@@ -113,7 +114,7 @@ def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     if row.fenced and row.key_digest is not None:
         records.append(encode_fence(ledger_id, row.key_digest))
     if row.limbo or (row.fenced and row.key_digest is None):
-        # A fence record needs a key; without one, a LIMBO record fences.
+        # A FENCE record needs a key; for a ledger without a key, a LIMBO record fences the ledger.
         records.append(encode_limbo(ledger_id, in_limbo=True, fences=row.fenced))
     if row.lac_packet:
         records.append(encode_lac(ledger_id, row.lac_packet))

@@ -1,8 +1,8 @@
 """Removes files: renames each file at once, durably, then frees its space in small steps.
 
 Freeing a large file at once keeps the file system's journal busy, so syncs of the bookie's journal
-wait. On ext4, such a sync waited 70 ms for a file of 256 MiB. A step that cuts a few MiB from the
-file's end delays no sync.
+wait. On ext4, a sync waited 70 ms while a file of 256 MiB was freed. A step that cuts a few MiB
+from the file's end delays no sync.
 
 A file first gets a temporary name, durably, because a rebuild must not find half a file. The next
 index transaction removes the file's row. After a crash, the next start removes the rest of the
@@ -34,7 +34,7 @@ STEP_BYTES = 2 * 1024 * 1024
 """The bytes that one step frees: whole pages, so that a reader never sees part of a page."""
 
 PAUSE_SECONDS = 0.01
-"""The shortest pause after a step; it limits the rate to about 200 MB/s."""
+"""The shortest pause after a step; the pause limits the rate to about 200 MB/s."""
 
 PAUSE_STEPS = 4
 """The pause after a step is this many times as long as the step."""
@@ -81,9 +81,9 @@ class Removal:
     async def take(self, paths: list[str]) -> None:
         """Remove these files; when this call returns, no later start uses the files.
 
-        A reader that has one of the files open may find it shorter. If `is_full` returns True, the
-        space is free when this call returns. If this call is cancelled, the files are still
-        removed.
+        A reader that has one of the files open may find the file shorter. If `is_full` returns
+        True, the space is free when this call returns. If this call is cancelled, the files are
+        still removed.
 
         Raises:
             OSError: a device failed.
@@ -140,12 +140,12 @@ class Removal:
                 self._leaving.append(_Leaving(path, file.size()))
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file in the queue, or unlink it if little is left or with `whole`.
+        """Shorten the first file in the queue; unlink a file of one step, or any with `whole`.
 
         A file that no longer exists is skipped.
         """
         if self._taken:
-            # The caller of `take` was cancelled before the step that renames began.
+            # The caller of `take` was cancelled before the index thread renamed the files.
             self._set_aside()
         if not self._leaving:
             return _Next.NOTHING

@@ -1,9 +1,9 @@
 """Names, creates, reads and writes journals and entry logs, which are files of blocks.
 
-Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) does
-not show the kind of its file. A file is created under a temporary name, its header is synced, the
-file is renamed, and its directory is synced. So after a crash, a file with a final name has its
-header.
+Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) is
+valid for both kinds of files. A file is created under a temporary name, its header is synced, the
+file is renamed, and its directory is synced. So after a crash, a file with a final name has a
+complete header.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bookie.node.engine.format.blocks import (
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 FILE_NUMBER_MAX = 2**32 - 1
-"""File numbers have 32 bits in headers, and in the rows and pages of the index."""
+"""The rows, the pages and the mark of the index store a file number in 32 bits."""
 
 _DIGITS_MAX = len(str(FILE_NUMBER_MAX))
 OPEN_FILES_MAX = 256
@@ -78,7 +78,7 @@ def create_file(
     file = None
     try:
         file = disk.create(path, allocate_bytes)
-        # Without preallocation, a full device shows only here. No location points to the file yet.
+        # Without preallocation, a full device refuses this write. No location names the file yet.
         file.pwritev([header.encode()], 0)
         if publish:
             file.fdatasync()
@@ -105,7 +105,7 @@ def read_header(file: Readable) -> FileHeader:
     """Read the header of an open file.
 
     Raises:
-        FormatError: the header is damaged, or not a bookie's, or a newer version wrote the file.
+        FormatError: the header is damaged, no bookie wrote the file, or a newer version wrote it.
     """
     return decode_file_header(file.pread(FILE_HEADER_SIZE_BYTES, 0))
 
@@ -128,7 +128,7 @@ class FileTable:
 
     def remove(self, number: int) -> None:
         """Remove a file from the table; readers that have the file open may finish."""
-        # Do not close the file: a read thread may be using it. The last reference closes the file.
+        # Do not close the file: a read thread may use the file. The last reference closes the file.
         with self._lock:
             self._paths.pop(number, None)
             self._open.pop(number, None)

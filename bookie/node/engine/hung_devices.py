@@ -74,7 +74,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """The step of a file removal counts for the ledgers device, even if it frees a journal."""
+        """A file-removal step counts for the ledgers device, even if the step frees a journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -95,7 +95,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Check once, without blocking, how long each device has not answered; report delays."""
+        """Check once, without blocking, if an answer of a device is late; report late answers."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now

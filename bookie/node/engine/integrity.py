@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Integrity:
-    """Keeps the verdict, an ``INTEGRITY_`` value of the index, and exports it as a metric."""
+    """Keeps the verdict, an ``INTEGRITY_`` value; a metric shows if an integrity check is due."""
 
     def __init__(self, environment: Environment, index: Index, metrics: Metrics) -> None:
         self._env = environment

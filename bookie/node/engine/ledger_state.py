@@ -2,7 +2,7 @@
 
 A state is loaded before the synchronous section that decides about a request, so the section reads
 only memory. Concurrent requests for one ledger share one look-up. A state is evicted only if it is
-clean (the index has all of it) and unused.
+clean (the index has all its changes) and no request uses it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LocalLedger:
         self.comparisons = 0
         """Counts adds of ids at or below `last_entry_id`, and adds that the journal refused."""
         self.users = 0
-        """The number of requests that hold this state across an await."""
+        """The number of requests that use this state across an await."""
         self._key: bytes | None = None
 
     @property
@@ -103,7 +103,7 @@ class LocalLedger:
         return self.limbo or self.reclaimed
 
     def accepts_key(self, key: bytes) -> bool:
-        """True if `key` is the ledger's key (compared in constant time), or the ledger has none."""
+        """True if `key` is the ledger's key, or no key is known; compares in constant time."""
         if self.key_digest is None:
             return True
         if self._key is not None and hmac.compare_digest(self._key, key):
@@ -121,7 +121,7 @@ class LocalLedger:
     def may_hold(self, batch: EntryBatch) -> bool:
         """True if this ledger perhaps already has entries with ids in `batch`.
 
-        Unless a recovery adds the batch, its bytes must then be compared with the stored bytes.
+        If so, a plain add of the batch must be compared with the stored bytes first.
         """
         return batch.first_entry_id <= self.last_entry_id
 
@@ -146,7 +146,7 @@ class LocalLedger:
         )
 
     def take_lac(self, packet: bytes) -> None:
-        """Store an explicit LAC packet, unless a newer one is known."""
+        """Store an explicit LAC packet, unless a newer packet is known."""
         lac = lac_packet_ids(packet).last_add_confirmed
         if not self.lac_packet or lac >= lac_packet_ids(self.lac_packet).last_add_confirmed:
             self.lac_packet = packet
@@ -263,7 +263,7 @@ class LedgerStates:
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):
             if not self._let_go(ledger_id):
-                # Move the state back, so that states that must stay do not block the others.
+                # Move the state to the end, so that the next eviction looks at other states.
                 self._states.move_to_end(ledger_id)
 
 
@@ -274,7 +274,7 @@ ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
 
 
 class LimboCount:
-    """Counts the ledgers in limbo, from one listing of the index and all changes since its start.
+    """Counts the ledgers in limbo: lists the index once, and then follows all changes.
 
     Only one event loop may use this object. A change of a ledger that the listing has not reached
     yet is counted when the listing reaches the ledger.

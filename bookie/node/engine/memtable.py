@@ -52,7 +52,7 @@ class LocationTable:
         )
 
     def overlay(self, window: Window) -> None:
-        """Write the locations into `window`, and overwrite older ones."""
+        """Write the locations into `window`, and overwrite older locations."""
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
@@ -62,7 +62,7 @@ class LocationTable:
     def parts(self, page: int) -> Iterator[LocationTable]:
         """Cut the table into pieces of about `PART_ENTRIES` locations; an empty table has no piece.
 
-        A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
+        A piece never begins inside a group of `page` neighbouring ids. Pieces limit the memory of a
         checkpoint, and the time for which one array operation blocks other threads.
         """
         start = 0
@@ -140,7 +140,7 @@ def _own(sizes: Ids | U32) -> U32:
 
 
 class Run:
-    """One accepted batch: holds the payload until it is written, and then only its location."""
+    """One accepted batch: has the payload until the journal wrote it, then only its location."""
 
     __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
 
@@ -231,7 +231,7 @@ class LedgerRuns:
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """Record that the payload of `run` is at `offset` of `file`; runs must come in order."""
+        """Record that the payload of `run` is at `offset` of `file`; call this in order of runs."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
@@ -260,7 +260,7 @@ class LedgerRuns:
     def location(self, entry_id: int) -> Location | None:
         """Return the location of an entry's newest copy; None if this memtable lacks the entry."""
         if self._ordered:
-            # If runs do not overlap, only the last run that begins at or below the id can hold it.
+            # If no runs overlap, only the last run that begins at or below the id can have the id.
             index = bisect_right(self._firsts, entry_id) - 1
             location = self._runs[index].location(entry_id) if index >= 0 else None
             if location is not None:

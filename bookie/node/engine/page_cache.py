@@ -36,7 +36,7 @@ OVERLAP_BYTES = 2 * 1024 * 1024
 """The size of the largest folio, a group of pages that the kernel keeps together."""
 
 READ_BYTES_MIN = 16 * 1024
-"""A shorter read counts as this many bytes, which bounds the number of remembered chunks."""
+"""A shorter read counts as this many bytes, which limits the number of remembered chunks."""
 
 
 class _Range(NamedTuple):
@@ -48,7 +48,7 @@ class _Range(NamedTuple):
 
 
 class PageCache:
-    """Keeps the newest bytes written and the newest bytes read in memory, and drops older ones.
+    """Keeps the newest bytes written and the newest bytes read in memory; drops older bytes.
 
     One event loop makes all calls. A thread drops the pages.
     """
@@ -66,14 +66,14 @@ class PageCache:
         self._kept_from: dict[int, int] = {}
         """Maps each journal file in the window to the offset where its kept bytes begin."""
         self._chunks: dict[tuple[int, int], int] = {}
-        """Maps (file, chunk number) to the bytes that reads loaded there; least recent first."""
+        """Maps (file, chunk number) to the bytes read there; the least recently read is first."""
         self._chunk_bytes = 0
         self._behind: list[_Range] = []
         """Byte ranges of files whose pages must be dropped."""
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Record that file `number` is durable up to `durable_upto`, and earlier files fully."""
+        """Record that file `number` is durable up to `durable_upto`, and all earlier journals."""
         if not self._window_bytes:
             return
         growing = self._growing
@@ -144,8 +144,8 @@ class PageCache:
         for path, (_, start, end) in behind:
             if path is None:
                 continue
-            # The kernel drops whole folios, and a folio may begin in the range before.
+            # The kernel drops whole folios, and a folio may begin before the range.
             begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
-            # The file may be removed, and its pages with it.
+            # If the file was removed, the kernel has dropped its pages.
             with suppress(OSError), closing(self._env.disk.open(path)) as file:
                 file.forget(begin, end - begin if end else 0)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 
 AHEAD_BYTES = 4 * 1024 * 1024
-"""The number of bytes to prefetch at a time; a fast device reads them in about two milliseconds."""
+"""The number of bytes to prefetch at a time: about two milliseconds of work for a fast device."""
 
 SEQUEL_BYTES_MIN = 64 * 1024
-"""Shorter requests do not prefetch, because the kernel's read-ahead suffices for them."""
+"""Shorter requests do not prefetch: the kernel's read-ahead is enough for short requests."""
 
 FILES_MAX = 64
 """The number of files whose latest requests are remembered."""
@@ -25,10 +25,10 @@ class Prefetcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """Maps a file to the ends of its last request in a thread and of its prefetched bytes."""
+        """File number → end of the last request in a thread, end of the prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
-        """True if a request reaches the end of the prefetched bytes, so that more are needed."""
+        """True if a request comes near the end of the prefetched bytes, so more must be fetched."""
         sequence = self._sequences.get(number)
         if sequence is None or size < SEQUEL_BYTES_MIN:
             return False

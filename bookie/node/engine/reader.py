@@ -3,8 +3,9 @@
 The look-up reads the memtables first, then the index. In the reverse order, a read could deny an
 entry that a checkpoint moves from memtable to index between the two look-ups. The event loop uses
 only cached pages of the index (`index/cached_pages.py`). If other index pages are needed, a thread
-does the rest of the read (`entry_fetch.py`). An entry that is stored but unreadable is an I/O
-error, never a missing entry. A packet that belongs to another entry is an I/O error, too.
+does the rest of the read (`entry_fetch.py`). If an entry is stored but unreadable, the reader
+reports an I/O error, never a missing entry. A packet that belongs to another entry is an I/O error,
+too.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ReadResult(NamedTuple):
 
 
 LEDGERS_NAMED_MAX = 100
-"""The number of ledgers that get a log line of their own, until reads succeed again."""
+"""The most ledgers that get a log line of their own, until a period has no failed reads."""
 
 REPORT_SECONDS = 60.0
 """The time between two log lines with counts of failed reads."""
@@ -73,7 +74,7 @@ class UnreadableEntries:
         self._ledgers: set[int] = set()
         """Ledgers with failed reads."""
         self._reads = 0
-        """Failed reads since the last log line with counts."""
+        """Failed reads without their own log line, since the last log line with counts."""
         self._reported_at = 0.0
 
     def note(self, ledger_id: int, entry_id: int, reason: str) -> None:
@@ -88,7 +89,7 @@ class UnreadableEntries:
         _log.warning("entry_unreadable", ledger_id=ledger_id, entry_id=entry_id, reason=reason)
 
     def report(self) -> None:
-        """Log the counts of failed reads periodically; a period without failures resets them."""
+        """Log the counts of failed reads periodically; reset the counts if no more reads fail."""
         if not self._ledgers or self._clock.monotonic() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = self._clock.monotonic()
@@ -153,7 +154,7 @@ class EntryReader:
         stored entry has an id above `bound`.
         """
         if stripe.modulus == 0:
-            # One id after the bound shows that no more entries exist.
+            # Read one id above the bound, so that the result says that no more entries exist.
             last = min(last, max(first, min(bound, MAX_ID - 1) + 1))
         if first == last and stripe.contains(first):
             found = self.read_one(ledger_id, first, bound)
@@ -221,14 +222,14 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError as error:
-                # A compaction moved the entries and removed their file; look them up again.
+                # A compaction moved the entries and removed their file: look up the entries again.
                 if attempt:
                     return self._failed(ledger_id, first, f"its file is gone: {error}")
                 continue
             except CorruptionError as error:
                 return self._failed(ledger_id, first, str(error))
             if not attempt and fetch.failure is not None and fetch.failure[1] == PAGE_LOST:
-                # If the entry was added meanwhile, a second look finds it.
+                # If the entry was added meanwhile, a second look-up finds the entry.
                 continue
             return self._result(fetch, ledger_id)
         raise AssertionError("the second attempt returns")
@@ -261,8 +262,8 @@ class EntryReader:
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
         """Return a flag for each of `ids`, True if the entry is stored; and the stored packets.
 
-        The ids must ascend and be close together. The packets are joined in the order of ids; None
-        if a packet is unreadable.
+        The ids must be in ascending order and close together. The packets are joined in the order
+        of ids; None if a packet is unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -271,7 +272,7 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError:
-                # A compaction may have moved the entries, as in `read`; look them up again.
+                # A compaction may have moved the entries, as in `read`: look up the entries again.
                 continue
             present = window.sizes[ids - window.first] > 0
             return present, None if fetch.failure is not None else fetch.payload()
@@ -296,7 +297,7 @@ class EntryReader:
                 "read", self._sources.index.entry_ids, ledger_id, cursor, last
             )
             low = np.searchsorted(ids_in_memory, cursor, "left")
-            # `following` may exceed 64 bits after the last id, so search for the id before it.
+            # After the last id, `following` may exceed 63 bits, so search for `following - 1`.
             high = np.searchsorted(ids_in_memory, following - 1, "right")
             ids = distinct(np.concatenate((ids, ids_in_memory[low:high])))
             ids = ids[ids <= last]

@@ -105,8 +105,8 @@ def runs(
     """Yield the valid blocks from `start` on, up to the first invalid block.
 
     `sequence_after` is the sequence number of the block before `start`; 0 if unknown. Sequence
-    numbers increase by one, so a block with any other number than the next one is invalid. After an
-    invalid block, callers continue with `next_valid`.
+    numbers increase by one, so a block with another sequence number than the expected number is
+    invalid. After an invalid block, callers continue with `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -138,10 +138,10 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the length of the block at the start of `data`; for an invalid block, of its header.
+    """Return the length of the block at the start of `data`, or of a header if it is invalid.
 
     Raises:
-        FormatError: the header is intact but carries flags that this version does not know.
+        FormatError: the header is intact but has flags that this version does not know.
     """
     found = parse_block_header(data[:BLOCK_HEADER_SIZE_BYTES], header.nonce)
     return BLOCK_HEADER_SIZE_BYTES + (0 if found is None else found.body_length)
@@ -300,7 +300,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """Drop the offset of the LINK at `index`, whose block ends at `end`; None if it is no LINK."""
+    """Drop the offset of the LINK at `index`, whose block ends at `end`; None without a LINK."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
     # The next record may be in a later block; then the LINK fills its own block.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
@@ -317,7 +317,10 @@ def _changed(values: Ids, index: int, difference: int) -> Ids:
 def later_headers(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
-    """Yield the valid block headers at block boundaries after `after`, with their offsets."""
+    """Yield offset and header of each valid block after `after` with a sequence number above.
+
+    Only headers at block boundaries are found; `sequence_after` is the last sequence number.
+    """
     size = file.size()
     step = header.alignment
     offset = after - after % step + step

@@ -47,16 +47,16 @@ R = TypeVar("R")
 _log = event_log(__name__)
 
 META_DAMAGE = b"damage/"
-"""The ``meta`` prefix of recorded damage: names hold file and offset, values a sentence."""
+"""The ``meta`` prefix of recorded damage: a name has file and offset, a value is a sentence."""
 META_POSITION = b"scrubbed"
-"""The place at which the next pass continues: file, offset, sequence number of the block before."""
+"""The place at which the next pass continues: file, offset, sequence number before the offset."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
 ALIGNMENT_BYTES = 4096
 """Reads that bypass the page cache begin and end at multiples of this number."""
 STEP_BYTES = 1024 * 1024
-"""The number of bytes to read at once; a step needs memory for them and for one block."""
+"""The number of bytes to read at once; a step needs memory for these bytes and for one block."""
 REMEMBER_BYTES = 64 * 1024 * 1024
 """The largest number of bytes that a pass reads again after a restart."""
 NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
@@ -128,7 +128,7 @@ class Scrubber:
         self._without_entries: dict[tuple[int, int], int] = {}
         """The ends of damaged places to which the index does not point.
 
-        It never will, because new entries have new places. The damage may grow.
+        The index will never point there, because new entries have new places. The damage may grow.
         """
         self.running = False
         self.report = ScrubReport()
@@ -140,7 +140,7 @@ class Scrubber:
 
     @property
     def damage(self) -> frozenset[tuple[int, int, int]]:
-        """The damaged places: file, offset and end; the end is 0 if it is not known."""
+        """The damaged places: file, offset and end; an unknown end is 0."""
         spans = self._spans
         return frozenset((*key, spans[key].end if key in spans else 0) for key in self.findings)
 
@@ -175,7 +175,7 @@ class Scrubber:
     # --- the task ------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Make passes until cancelled; a cancellation waits for the current step."""
+        """Make passes until cancelled; a thread may then still complete the current step."""
         while True:
             self._asked = False
             self._idle.clear()
@@ -211,7 +211,7 @@ class Scrubber:
             self.report.passes = passes + 1
             self._metrics.scrub_passes_total.inc()
         except (CorruptionError, OSError) as error:
-            # The stored position is unreadable. An unreadable file would be a finding, not an
+            # A file row or the mark of the index is unreadable. Other damage is a finding, not an
             # error.
             _log.warning("scrub_stopped", reason=str(error))
         finally:
@@ -306,7 +306,7 @@ class Scrubber:
                 step, start = await self._run(partial(read, start))
                 found |= {item.key for item in step.findings}
                 await self._take(step)
-        # A damaged page or row is sound once it was written anew.
+        # A damaged page or row becomes sound when a transaction writes the page or row again.
         await self._forget([key for key in self.findings if key[0] == 0 and key not in found])
 
     def _index_step(self, start: bytes) -> tuple[_Step, bytes | None]:
@@ -368,8 +368,8 @@ class Scrubber:
     def _is_new(self, finding: Finding) -> bool:
         key = finding.key
         known = self._spans.get(key)
-        # The damage may have grown. What a former process found has no known end until it is read
-        # again.
+        # The damage may have grown. The end of an earlier process's finding is unknown until this
+        # process reads the place again.
         is_known = key in self.findings and (known is None or finding.end <= known.end)
         is_known = is_known or finding.end <= self._without_entries.get(key, -1)
         # A missing file was removed, not damaged.
@@ -378,7 +378,7 @@ class Scrubber:
     async def settle(self) -> None:
         """Forget the findings in files if the index no longer points to their places.
 
-        The ends of findings of a former process are unknown, so their files are read again first.
+        If an earlier process made a finding, its end is unknown, so its file is read again first.
         """
         files = {number for number, _ in self.findings.keys() - self._spans.keys() if number}
         for number in sorted(files):
@@ -522,7 +522,7 @@ class _Uncached:
 
 
 def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArray[np.bool_]:
-    """Return a flag for each finding and slot: True if the slot's bytes overlap the finding's."""
+    """Return a flag for each finding and slot: True if the slot's bytes overlap the damage."""
     begins = slots[:, 1].astype(np.int64)
     ends = begins + slots[:, 2]
     places = np.array([(one.file, one.offset, one.end) for one in findings], np.int64)

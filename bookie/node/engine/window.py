@@ -54,7 +54,7 @@ class Window:
         self.memory: list[Buffer] = []
 
     def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
-        """Write the locations of `ids` into the window, and overwrite older ones."""
+        """Write the locations of `ids` into the window, and overwrite older locations."""
         where = ids - self.first
         self.files[where] = files
         self.offsets[where] = offsets
@@ -69,7 +69,7 @@ class Window:
         self.sizes[start:stop] = sizes
 
     def fill(self, first_page: int, pages: list[bytes]) -> None:
-        """Fill the empty places of the window from index pages, the first with number `first_page`.
+        """Fill the empty places of the window from index pages, which begin with `first_page`.
 
         The pages may cover only the first ids of the window.
         """
@@ -83,7 +83,7 @@ class Window:
         self.files[where], self.offsets[where], self.sizes[where] = part.T
 
     def remember(self, buffer: Buffer) -> int:
-        """Keep `buffer` for this read; return the negative number that represents it."""
+        """Keep `buffer` for this read; return the negative number that represents `buffer`."""
         self.memory.append(buffer)
         return -len(self.memory)
 

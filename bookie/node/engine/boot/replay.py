@@ -1,16 +1,16 @@
-"""Replays the journal at a start: reads it from the mark on, and puts its records into the index.
+"""Replays the journal at a start: puts the journal's records after the mark into the index.
 
 Replay copies the records into a new entry log, in order, because the page cache may hold bytes that
 the device lacks. Replay syncs the log before the index points into the log. One index transaction
 then registers the log, the slots, the rows and the new mark. If the process crashes before this
 transaction commits, the next start replays the old files again.
 
-A long journal is committed in batches, to bound memory. After a crash between two batches, the mark
-is in the middle of the journal, as it is after a checkpoint.
+Replay commits a long journal in batches, to limit memory. After a crash between two batches, the
+mark is in the middle of the journal, like the mark of a checkpoint.
 
-`Replay` also rebuilds a lost index. The rebuild reads every file from its start, the file with the
-oldest records first, and copies no entries. The batches of a rebuild set no mark, so after a crash
-the next start rebuilds the index again.
+`Replay` also rebuilds a lost index. The rebuild reads all files completely, beginning with the file
+that has the oldest records, and copies no entries. The batches of a rebuild set no mark, so after a
+crash the next start rebuilds the index again.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class ReplayOutcome:
     """The last batch of records, which is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: LinkRecord | None = None
-    """The LINK record of the next journal file: it names the last journal file and its end."""
+    """The LINK record for the next journal file: the number and the end of the last journal."""
     blocks: int = 0
     entries: int = 0
 
 
 class Replay:
-    """Reads journal files into a `ReplayOutcome`; blocks, and runs once, before the engine works.
+    """Reads journal files into a `ReplayOutcome`, once, in a thread, before the engine starts.
 
-    For each damaged region of durable data, a sentence is added to `corrupt`. After each read,
-    `advance` is called with the number of bytes that were read.
+    For each damaged region of durable data, `Replay` adds a sentence to `corrupt`. After each read,
+    `Replay` calls `advance` with the number of bytes read.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Replay:
         return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
-        """Find lost or exchanged journal files: the LINK in each file names the file before it."""
+        """Find lost or exchanged journal files: the LINK in each file names the previous file."""
         known = {header.number: header.nonce for header, _, _ in files}
         for header, file, path in files:
             link = link_of(file, header)
@@ -186,8 +186,8 @@ class Replay:
     def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
         """Return the files, ordered from the oldest records to the newest.
 
-        Journals are ordered by number. A log comes after the newest file that its records were
-        copied from, even if that file is gone. The log's own number only says when the log was
+        Journals are ordered by number. A log comes after the newest file from which its records
+        were copied, even if that file is gone. The log's own number only shows when the log was
         written.
         """
         found = []
@@ -325,7 +325,7 @@ class Replay:
         self._batch.take(parsed, number, parsed.packets + where)
 
     def _commit_batch(self, mark: Mark | None) -> None:
-        """Commit the records read so far, to bound memory."""
+        """Commit the records read so far, to limit memory."""
         self._publish_logs()
         self._commit(self._batch, self.outcome.sealed, mark)
         self.outcome.entries += self._batch.entries
@@ -334,8 +334,8 @@ class Replay:
     def _keep_states(self) -> None:
         """Write the states of the log's ledgers into the log, because a rebuild needs these states.
 
-        The only record of a ledger's key may lie before the mark, in a file that will soon be
-        removed.
+        The only record of a ledger's key may be before the mark, in a file that the bookie will
+        soon remove.
         """
         if not self._log.holds_anything:
             return

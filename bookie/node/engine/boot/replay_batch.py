@@ -1,8 +1,8 @@
 """Collects the records that a start has read from files and has not yet put into the index.
 
 Entries are kept as columns and are sorted by ledger when the batch is committed. So reading a block
-of single appends to many ledgers needs no work per ledger. Other records are kept apart, because
-their order relative to entries does not matter.
+of single appends to many ledgers needs no work per ledger. All other records change the ledger
+states at once, because the order of such a record relative to entries does not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEDGERS_MAX = 100_000
 StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
 
 LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
-"""Returns the index row of each of these ledgers; None for a ledger without a row."""
+"""Returns the index rows of the given ledgers, in order; None for a ledger without a row."""
 
 
 class ReplayBatch:
@@ -53,7 +53,7 @@ class ReplayBatch:
         return self.entries >= self._entries_max or len(self.states) >= LEDGERS_MAX
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
-        """Add the records of a block; `offsets` has the places of its packets in file `file`."""
+        """Add the records of a block; `offsets` are the offsets of its packets in file `file`."""
         # A LINK record describes the file, not its data. `RecordArrays` already holds the entries.
         others = [
             record
@@ -78,7 +78,7 @@ class ReplayBatch:
         self.entries += len(offsets)
 
     def known_states(self) -> list[LocalLedger]:
-        """Return the state of each ledger in the batch, without the changes by its entries."""
+        """Return the state of each ledger in the batch, before `changes` applies the entries."""
         if self._ledger_ids:
             self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
@@ -98,7 +98,7 @@ class ReplayBatch:
         lacs = np.concatenate(self._lacs)
         whole = concatenated(self._parts)
         if bool((ledger_ids[1:] < ledger_ids[:-1]).any()):
-            # A stable sort keeps the last one of several equal ids last.
+            # A stable sort by ledger keeps the newest copy of an entry behind its older copies.
             order = _stable_order(ledger_ids)
             ledger_ids, lacs, whole = ledger_ids[order], lacs[order], whole.at(order)
         starts = _starts(ledger_ids)
@@ -146,7 +146,7 @@ class ReplayBatch:
     def _make_states(self, ledger_ids: Iterable[int]) -> None:
         new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
-            # Create the state of an unknown ledger: skipping it would lose its entries.
+            # Create the state of an unknown ledger, too: without a state, its entries are lost.
             state = LocalLedger(ledger_id, row)
             state.exists = True
             self.states[ledger_id] = state

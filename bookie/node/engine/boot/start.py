@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The owner of the data: its bookie and its cluster instance."""
+    """The owner of the data: a bookie and its cluster instance."""
 
     bookie_id: str
     instance_id: str
@@ -109,7 +109,7 @@ class Booted:
 
 
 class Boot:
-    """Does one start of the engine; blocks, so it runs in a worker thread."""
+    """Starts the engine once; `run` blocks, so the caller calls it in a worker thread."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Boot:
             try:
                 return self._start_from(index, started, rebuilt=rebuilt)
             except CorruptionError:
-                # If the index is damaged, rebuild it from the files.
+                # If a page of the index is damaged, rebuild the index from the files.
                 try:
                     index.verify_pages()
                 except CorruptionError as error:
@@ -200,7 +200,7 @@ class Boot:
         if not rebuilt:
             remove_unused(self._env.disk, journals, mark)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        # The batches committed meanwhile added rows and logs.
+        # If the replay committed batches, these batches added rows and logs.
         rows = index.files()
         journals, logs = self._files_on_disk()
         # Look at rows and pages: a ledger with pages may have lost its row.
@@ -208,7 +208,7 @@ class Boot:
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # Store this now: once another journal file follows, a later start may miss the damage.
+            # Store the doubt before a new journal file follows: a later start may miss the damage.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -262,8 +262,8 @@ class Boot:
         """True if the index lacks the row of a log, or of a journal file that the mark covers.
 
         A file without a row normally has no live entries, and the start removes the file. But if an
-        index page points into a file without a row, the row was lost. So with such a file, the
-        start checks all index pages before it removes files.
+        index page points into a file without a row, the row was lost. So if there is such a file,
+        the start checks all index pages before it removes files.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -380,7 +380,7 @@ class Boot:
             return self._replay_from_mark(index, journals)
 
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
-        """Remove logs that have no row, because they were not committed, from disk and `logs`."""
+        """Remove logs without a row from the disk and `logs`; no transaction committed the logs."""
         for number in [number for number in logs if number not in rows]:
             # No index page points into this file, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
@@ -423,7 +423,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Return the older journals to seal now: those that the index lacks or lists as open."""
+        """Return journals before the mark that the index does not list as sealed, to seal them."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -454,7 +454,7 @@ class Boot:
         try:
             return self._with_reserve(lambda: index.commit(change))
         except DiskFullError:
-            # The index does not know the new file yet; the next start creates another.
+            # The index does not know the new file yet; the next start creates another file.
             w.close()
             self._env.disk.unlink(w.current.path)
             raise
@@ -467,7 +467,7 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Cut off the reserved room of sealed journals; after damage, keep it as evidence."""
+        """Cut off the reserved room of sealed journals; after damage, keep the room as evidence."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:

@@ -61,7 +61,7 @@ from bookie.errors import FormatError, NewerFormatError
 from bookie.node.engine.format.arrays import U32, Ids
 
 FORMAT_VERSION = 1
-"""The format version that this code writes, and the newest one that it reads."""
+"""The format version that this code writes, and the newest version that this code reads."""
 
 FILE_MAGIC = b"BOOKIEFL"
 BLOCK_MAGIC = b"blok"
@@ -140,7 +140,7 @@ def decode_file_header(data: BytesLike) -> FileHeader:
 
     Raises:
         FormatError: the data is another kind of file, of a newer version, or damaged. The message
-            says which.
+            gives the reason.
     """
     if len(data) < FILE_HEADER_SIZE_BYTES:
         raise FormatError(f"a file of {len(data)} bytes is shorter than a file header")
@@ -179,13 +179,13 @@ def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
 
 
 def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
-    """Parse the block header at the start of `data`; None if it is invalid or of another file.
+    """Parse the block header at the start of `data`; None if invalid, or a block of another file.
 
-    The body is not checked: the caller must compare its :func:`body_crc` with the one in the
-    header.
+    The body is not checked: the caller must compare the :func:`body_crc` of the body with the
+    checksum in the header.
 
     Raises:
-        FormatError: the header is intact but carries flags that this version does not know.
+        FormatError: the header is intact but has flags that this version does not know.
     """
     if len(data) < BLOCK_HEADER_SIZE_BYTES:
         return None
@@ -251,8 +251,8 @@ class BlockArrays:
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:
     """Parse the leading blocks of `data` with valid headers and with bodies inside `data`.
 
-    The result is None if the first block is invalid; `parse_block_header` then names the fault. The
-    checksums of bodies are not checked.
+    The result is None if the first block is invalid or has unknown flags; `parse_block_header` then
+    raises an error for the flags. The checksums of bodies are not checked.
     """
     if len(data) < BLOCK_HEADER_SIZE_BYTES:
         return None

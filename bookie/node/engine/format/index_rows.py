@@ -1,4 +1,4 @@
-"""Rows of the index: one row per ledger, one per file, and the journal mark.
+"""Rows of the index: one row per ledger, one row per file, and one row with the journal mark.
 
 All integers are little endian. Every row carries a CRC32C of its key and its content, because LMDB
 has no checksums. The CRC covers the key, so that a row under another row's key fails the check.
@@ -16,10 +16,10 @@ offset  size  meaning
 10      2     zero
 12      8     deleted at, milliseconds since 1970
 20      8     highest LAC seen in any packet, -1 = none
-28      8     first entry id ever stored, -1 = none
-36      8     last entry id ever stored, -1 = none
-44      8     entries indexed; if deleted, the lowest and highest journal that may hold some
-52      8     bytes of the entries indexed; if deleted, the same of entry logs
+28      8     lowest entry id that may be stored, -1 = none
+36      8     highest entry id that may be stored, -1 = none
+44      8     entries indexed; if deleted: lowest and highest journal that may hold entries
+52      8     bytes of the entries indexed; if deleted: lowest and highest such entry log
 60      …     key digest, explicit LAC packet
 ======  ====  =========================================================================
 
@@ -92,7 +92,7 @@ NOT_KNOWN = HeldIn()
 class LedgerIndexRow:
     """The index's row of one ledger.
 
-    `key_digest` is None until a client has shown the ledger's key.
+    `key_digest` is None until a client has sent the ledger's key.
     """
 
     fenced: bool = False
@@ -108,10 +108,10 @@ class LedgerIndexRow:
     held_in: HeldIn = NOT_KNOWN
     """Files that may hold entries of a deleted ledger, whose entry counts are 0."""
     reclaimed: bool = False
-    """True if acknowledged entries were removed from this bookie. Older programs drop this flag."""
+    """True if acknowledged entries were removed from this bookie. Older versions lose this flag."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """Return a copy of the row with other counts, and without `held_in`; fast."""
+        """Return a copy of the row with other counts and without `held_in`, in a fast way."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -161,7 +161,7 @@ def ledger_keys_above(after: int) -> bytes:
 
 
 def parse_ledger_key(key: bytes) -> int:
-    """Return the ledger id in the key of a ledger row; FormatError if it is not such a key."""
+    """Return the ledger id in the key of a ledger row; raise FormatError for an invalid key."""
     ledger_id = _parse_key(_LEDGER_KEY, key)
     if ledger_id > MAX_ID:
         raise FormatError(f"a key of the index names the invalid ledger {ledger_id}")
@@ -179,7 +179,7 @@ def file_key(file_number: int) -> bytes:
 
 
 def parse_file_key(key: bytes) -> int:
-    """Return the file number in the key of a file row; FormatError if it is not such a key."""
+    """Return the file number in the key of a file row; raise FormatError for an invalid key."""
     return _parse_key(_FILE_KEY, key)
 
 

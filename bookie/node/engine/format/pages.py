@@ -96,7 +96,7 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
 
 
 def slot_of(slots: bytes, entry_id: int) -> tuple[int, int, int] | None:
-    """Return file, offset and size of one entry from its page's slots; None if it is not stored."""
+    """Return file, offset and size of an entry from its page's slots; None if it is not stored."""
     slot: tuple[int, int, int] = _SLOT.unpack_from(
         slots, (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
     )
@@ -109,7 +109,7 @@ def encode_pages(
     """Encode the pages `numbers` as keys and values; each page has at least one used slot.
 
     `ledger_ids` is one ledger id for all pages, or an array with the ledger id of each page. The
-    keys ascend if ledger ids and page numbers do.
+    keys are in ascending order if the ledger ids and the page numbers are in ascending order.
     """
     used = SLOTS_PER_PAGE - np.argmax(slots[:, ::-1, 2] > 0, axis=1)
     ends = (used * SLOT_SIZE_BYTES).tolist()

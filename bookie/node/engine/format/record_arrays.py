@@ -1,4 +1,4 @@
-"""Parses the records of a block into arrays: a start reads millions of records.
+"""Parses the records of a block into arrays, because a start reads millions of records.
 
 The checks are the same as in the module `records`, but each check covers a whole column. If a
 column fails a check, `parse_records` is called to raise the error of the first wrong record.
@@ -81,7 +81,7 @@ class RecordArrays:
     header_entry_ids: Ids
     """The entry id in the header of each entry's packet."""
     payloads: Ids
-    """The offset of each record's payload; from here on, one value per ENTRIES record."""
+    """The offset of each record's payload; this array and the next two: one per ENTRIES record."""
     payload_sizes: Ids
     payload_crcs: U32
     """The checksum of each payload, which the add request contained."""
@@ -107,7 +107,7 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
     try:
         others = tuple(parse_record_at(body, where) for where in offsets[~holds_entries].tolist())
     except FormatError:
-        # An earlier record may be wrong, too.
+        # Report the first wrong record, which may be an earlier ENTRIES record.
         _refuse(body, count)
     if not len(at):
         return _without_entries(offsets, others)
@@ -152,7 +152,7 @@ def _record_offsets(body: memoryview, count: int) -> Ids | None:
     """Return the offsets of the records; None unless the records fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
-        # For single appends of one size, try as many records as fit, each as long as the first.
+        # Single appends of one size: if all records have one length, the offsets need no loop.
         stride = size // count
         rows = np.ndarray((count, 2), np.dtype("<u4"), buffer=body, strides=(stride, 4))
         if bool((rows[:, 1] == stride - RECORD_HEADER_SIZE_BYTES).all()):
@@ -250,7 +250,7 @@ def _lone_entries(
     packets = at + _HEAD.itemsize + _U32.itemsize
     if not (
         bool((heads["payload_length"] == sizes).all())
-        # A record of one entry has no steps, whatever its flag says.
+        # A record of one entry has no steps, with or without the flag CONTIGUOUS.
         and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
         and _are_sound(heads)
         and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES

@@ -25,7 +25,7 @@ type name           body
 ==== ============== ============================================================
 
 A record has no CRC of its own: the block's CRC covers all records. The payload CRC in an ENTRIES
-record came with the add request, so it protects the entries end to end.
+record came with the add request, so this CRC protects the entries end to end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class EntriesRecord:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """Records the key of a ledger, when the ledger is first seen in a file."""
+    """Records the key of a ledger, in each file that has records of the ledger."""
 
     ledger_id: int
     key: bytes

@@ -9,11 +9,11 @@ the ledger. A wrong verdict loses data or availability.
 Three witnesses (facts on disk) can prove that the block at X was synced. Each witness is written
 only after the sync that it proves:
 
-- the **mark** in the index. The mark is the end of a checkpoint, and lies above X.
+- the **mark** in the index, if the mark is above X. A checkpoint syncs the file up to the mark.
 - a **later block** of the same file, found at any block boundary. The later block says that the
   file was synced beyond X when the block was written.
-- the **successor**. The next file's first block names this file's end, which lies above X. A file
-  is synced before its successor is started.
+- the **successor**. The first block of the next file says that this file ends above X. A file is
+  synced before the next file is started.
 
 A valid block after X proves nothing by itself, because the disk may write two unsynced blocks in
 any order.
@@ -130,12 +130,12 @@ def gather_evidence(
 
     Args:
         invalid_at: offset of the first invalid block in its file.
-        mark_offset: offset of the index's mark in this file; None if the mark lies in an earlier
-            file, or if there is no index. If the mark lies in a later file, give any offset above
+        mark_offset: offset of the index's mark in this file; None if the mark is in an earlier
+            file, or if there is no mark. If the mark is in a later file, give any offset above
             this file's size.
-        later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`, if
-            any.
-        successor_end: the end of this file by the next file's LINK record, if that can be read.
+        later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`; None
+            if there is no such block.
+        successor_end: the end of this file in the LINK record of the next file, or None.
         left_by_no_crash: True if a misplaced block is at `invalid_at`, or the file was cut.
     """
     return TailEvidence(

@@ -37,7 +37,7 @@ class CachedPages:
         return pages.get(number)
 
     def pages(self, ledger_id: int, first: int, last: int) -> list[bytes] | None:
-        """Return the cached pages `first` … `last`; None unless all of them are cached."""
+        """Return the cached pages `first` … `last`; None unless all these pages are cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None

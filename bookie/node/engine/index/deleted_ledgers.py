@@ -2,10 +2,10 @@
 
 **Pages.** The ``meta`` table has a record for each deleted ledger that still has pages. The name of
 the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
-pages. Therefore the value of the record is a CRC32C of its name (empty if an older version wrote
-it). Also, pages are removed only if the ledger's row, which has its own checksum, says that the
-ledger was deleted. The row and the record are written in one transaction, and the row is never
-removed before the record.
+pages. Therefore the value of the record is a CRC32C of its name. (A record of an older version has
+an empty value.) Also, pages are removed only if the ledger's row, which has its own checksum, says
+that the ledger was deleted. The row and the record are written in one transaction, and the row is
+never removed before the record.
 
 **Rows.** A row that says "deleted" makes the bookie refuse late adds, and keeps a replay from
 restoring the ledger. The row names the lowest and highest journal, and the lowest and highest log,
@@ -54,7 +54,7 @@ META_DELETING = b"deleting/"
 PAGES_DELETED_MAX = 256
 """The largest number of pages of deleted ledgers that one transaction removes.
 
-The removal of a page blocks the interpreter for at least 10 µs, and concurrent adds wait.
+The removal of a page blocks the Python interpreter for at least 10 µs, so concurrent adds wait.
 """
 
 DELETIONS_PER_COMMIT = 64
@@ -64,7 +64,7 @@ _END = META_DELETING + b"\xff" * 9
 
 
 def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
-    """Record that the pages of a ledger must be removed, by this transaction or by later ones."""
+    """Record that this transaction or later transactions must remove the pages of a ledger."""
     name = META_DELETING + ledger_key(ledger_id)
     txn.put("meta", name, crc32c(name).to_bytes(4, "little"))
 
@@ -247,9 +247,9 @@ def find_due(
 def forget(
     txn: WriteTransaction, ledger_ids: Iterable[int], limits: Limits, newest_journal: int
 ) -> int:
-    """Remove those rows of these ledgers that are removable; return the number of removed rows.
+    """Remove the removable rows of these ledgers; return the number of removed rows.
 
-    A row that names no files gets `newest_journal` as its file, and stays.
+    A row that names no files gets `newest_journal` as its file, and is not removed.
     """
     gone = 0
     for ledger_id in ledger_ids:

@@ -148,7 +148,7 @@ class CheckpointChange:
     """Numbers of files that were unlinked; the transaction removes their rows."""
     meta: dict[bytes, bytes] = field(default_factory=dict)
     newest_journal: int = 0
-    """The journal in use when the ledgers' rows were copied, unless it is the mark's file."""
+    """The journal in use when the ledgers' rows were copied; 0 means the file of the mark."""
 
 
 class Index:
@@ -264,9 +264,9 @@ class Index:
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
         """True if the ledger's row shows that the index must have the entry.
 
-        The row shows this if it counts every id within its bounds. The caller did not find the
-        entry, so True means that the entry's page was lost. A ledger that is striped over more
-        bookies than its write quorum has gaps, so the result is False.
+        The row shows this if the row counts an entry for every id within its bounds. The caller did
+        not find the entry, so True means that the entry's page was lost. A ledger that is striped
+        over more bookies than its write quorum has gaps, so the result is False.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -376,7 +376,7 @@ class Index:
                 left = len(pairs) == PAGES_CLEARED_MAX
 
     def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
-        """Remove removable rows of these deleted ledgers, durably; return how many were removed.
+        """Remove removable rows of these deleted ledgers, durably; return the number of rows.
 
         Raises like `commit`.
         """
@@ -386,10 +386,10 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log; point its entries' slots to it, if they still point to the old places.
+        """Register a log; point slots to the log if they still point to the entries' old places.
 
         The change is one durable transaction, which does not move the mark. Only the last
-        transaction of a log reports dead files, because before it the log itself may have no live
+        transaction of a log reports dead files, because earlier the log itself may have no live
         byte. Raises like `commit`.
         """
         with self._store.write() as txn:
@@ -424,7 +424,7 @@ class Index:
                 txn.put("meta", name, value)
 
     def _all_files(self, txn: ReadTransaction | None = None) -> dict[int, FileRow]:
-        """Return the rows of all files after the last commit; the first call decodes them."""
+        """Return the rows of all files after the last commit; the first call decodes the rows."""
         if self._files is None:
             self._files = {} if txn is None else _files(txn)
         return self._files
@@ -446,7 +446,7 @@ class _Commit:
         self._held = held
         self._before = files
         self.files: dict[int, FileRow | None] = {}
-        """Rows of files that this transaction changes; None means that it removes the row."""
+        """Rows of files that this transaction changes; None means that the row is removed."""
         self.counts: dict[int, tuple[int, int]] = {}
         self.slots = SlotWriter(txn)
 
@@ -548,7 +548,7 @@ def _require_progress(before: bytes | None, mark: Mark | None) -> None:
     """Refuse a mark below the committed mark, because replay would start at the wrong place.
 
     Raises:
-        CorruptionError: the new mark lies below the committed mark.
+        CorruptionError: the new mark is below the committed mark.
     """
     if before is None:
         return

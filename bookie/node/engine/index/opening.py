@@ -1,4 +1,4 @@
-"""Creates the index once for a new bookie, and opens it at each start."""
+"""Creates the index once for a new bookie, and opens the index at each start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from bookie.node.engine.index.entry_index import INDEX_FORMAT_VERSION, META_FORM
 def make_index(
     environment: Environment, settings: StorageSettings, directories: Directories
 ) -> None:
-    """Create the empty index of a new bookie; blocks, and the index is durable on return.
+    """Create the empty index of a new bookie; blocks until the index is durable.
 
     The index is created before the cookie says READY. So a READY cookie without an index means that
-    the index was lost. If an interrupted call left a damaged index, the next call replaces it.
+    the index was lost. If an interrupted call left a damaged index, the next call replaces the
+    index.
 
     Raises:
         ConfigurationError: the device is full; a later start may succeed.

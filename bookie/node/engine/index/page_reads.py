@@ -33,7 +33,7 @@ from bookie.node.engine.format.pages import (
 )
 
 PAGES_TRIED_MAX = 4096
-"""The largest number of missing pages in one read for which neighbours are checked."""
+"""The widest range of pages in which each page number is tried for a damaged neighbour."""
 
 
 def stored_pages(
@@ -42,7 +42,7 @@ def stored_pages(
     """Return up to `pages_max` pages of the ledger from `first_page` to `last_page`, unchecked.
 
     Raises:
-        ChecksumError: a page is stored under another key.
+        ChecksumError: a page is stored under another key, or, in a wide range, may be.
     """
     start, stop = page_key(ledger_id, first_page), page_key(ledger_id, last_page + 1)
     pairs = txn.range("locations", start, stop, pages_max)
@@ -50,7 +50,7 @@ def stored_pages(
     if len(pairs) < end - first_page:
         beside = txn.around("locations", start) + txn.around("locations", stop)
         damaged = [value for key, value in beside if not is_page(key, value)]
-        # A listing does not know which pages must exist.
+        # A listing of a wide range does not know which pages must exist.
         pages = range(first_page, end) if end - first_page <= PAGES_TRIED_MAX else ()
         if damaged and not pages:
             raise ChecksumError(f"a page beside those of ledger {ledger_id} is damaged")
@@ -93,8 +93,8 @@ def some_of(
     """Read some pairs of a table in sequence, from the key `start` on.
 
     Returns:
-        the pairs, and those of their keys that a look-up by key does not find. A look-up can miss a
-        key because of a damaged key in a leaf page or a branch page.
+        the pairs, and the keys of the pairs that a look-up by key does not find. A look-up can miss
+        a key because of a damaged key in a leaf page or a branch page.
     """
     with store.read() as txn:
         pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
@@ -139,7 +139,7 @@ def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> N
 
 
 def first_ledger_with_pages(store: KeyValueStore, after: int) -> int | None:
-    """Return the lowest ledger id above `after` with pages; FormatError if its key is damaged."""
+    """Return the lowest ledger id above `after` with pages; raise FormatError for a bad key."""
     with store.read() as txn:
         pairs = txn.range("locations", ledger_keys_above(after), _BEHIND_ALL, 1)
     return parse_page_key(pairs[0][0])[0] if pairs else None

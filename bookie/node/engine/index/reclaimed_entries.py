@@ -1,15 +1,15 @@
 """Removes the entries of a ledger from the index; the ledger keeps its row, key and fence.
 
 A deletion of a ledger is final: its journal record makes the bookie refuse every later add, even
-after a replay. But reclaimed copies may have to be stored again. So their removal writes nothing
-into the journal and keeps the row; only slots are removed. Later adds are handled as in any other
-ledger. The fence stays, because a fenced writer may still send entries.
+after a replay. But reclaimed copies may have to be stored again. So the removal of such copies
+writes nothing into the journal and keeps the row; only slots are removed. Later adds are handled as
+in any other ledger. The ledger stays fenced, because a fenced writer may still send entries.
 
 **Removed entries stay removed.** A replay begins at the mark. The caller ensures that all entries
-of the ledger lie before the mark. A compaction moves only entries to which a slot points. A rebuild
+of the ledger are before the mark. A compaction moves only entries to which a slot points. A rebuild
 of a lost index reads whole files, and may restore removed entries until compaction has freed their
-bytes. Restored entries are intact copies of a closed ledger; no metadata names them, and they are
-reclaimed again.
+bytes. Restored entries are intact copies of a closed ledger. No metadata names the restored
+entries, so the bookie reclaims the entries again.
 
 After a removal, the row records that entries were removed (`LedgerIndexRow.reclaimed`). From then
 on, the bookie denies no entry of the ledger. If metadata names removed copies again, the integrity

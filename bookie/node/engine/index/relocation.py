@@ -82,7 +82,7 @@ class FoundSlots:
 
 
 def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | None:
-    """Find the slots of `ids`, given in any order; None if all of their pages are missing.
+    """Find the slots of `ids`, given in any order; None if no page of these ids exists.
 
     Raises:
         ChecksumError: a page is damaged; the caller may not conclude that an entry is missing.

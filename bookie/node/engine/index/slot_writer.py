@@ -46,7 +46,7 @@ class SlotWriter:
         """
         entries = np.zeros(len(ledger_ids), np.int64)
         sizes = np.zeros(len(ledger_ids), np.int64)
-        # The division also holds for -1 (no entry): its page is -1.
+        # For the id -1 (no entry), the division gives page -1.
         last_pages = last_entry_ids // SLOTS_PER_PAGE
         parts: list[tuple[int, LocationTable]] = []
         room = PART_ENTRIES
@@ -78,14 +78,14 @@ class SlotWriter:
         table = concatenated([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
         differs = page_of[1:] != page_of[:-1]
-        # The first page of a part differs from the part before, even with the same number.
+        # Each part begins a new page, even if the part before ends with the same page number.
         differs[begins[1:] - 1] = True
         first = np.concatenate(([0], np.flatnonzero(differs) + 1))
         numbers = page_of[first]
         owners = positions[np.searchsorted(begins, first, "right") - 1]
         slots = np.zeros((len(first), SLOTS_PER_PAGE, COLUMNS), np.uint32)
         replaces = self._fetch(slots, ledger_ids[owners], numbers, numbers <= last_pages[owners])
-        # Shift each page's slots behind the slots of the pages before it.
+        # In `rows`, the slots of the page at position i begin at i * SLOTS_PER_PAGE.
         shifts = (np.arange(len(first)) - numbers) * SLOTS_PER_PAGE
         where = table.ids + np.repeat(shifts, np.diff(first, append=len(page_of)))
         rows = slots.reshape(-1, COLUMNS)

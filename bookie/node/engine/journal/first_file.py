@@ -20,7 +20,7 @@ def create_first_journal(
 ) -> tuple[File, int]:
     """Create a journal file; return the file and its size, which is small on a full device.
 
-    The smaller sizes let a bookie start on a full device, because it can still serve reads.
+    The smaller sizes let a bookie start on a full device, where the bookie can still serve reads.
 
     Raises:
         ConfigurationError: the device has no room even for the smallest journal file.
@@ -44,8 +44,8 @@ def create_first_journal(
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
     """Unlink unused files of starts that failed at their commit; remove them from `journals`.
 
-    Without this, repeated failed starts would fill the device. The oldest unused file stays. If the
-    file before it was cut, the unused file proves that the journal continued.
+    Without this removal, repeated failed starts would fill the device. The oldest unused file is
+    kept: if the previous file was cut, the unused file proves that the journal continued.
     """
     if mark is None:
         return
@@ -55,7 +55,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 
 def _is_unused(disk: Disk, path: str) -> bool:
-    """True if the file has bytes after its header, and all of them are zeros."""
+    """True if the file has bytes after its header, and all bytes after the header are zeros."""
     with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:

@@ -1,19 +1,20 @@
 """The journal: one thread commits all queued requests as a group.
 
-The thread writes one block with all queued requests, syncs it once, and reports one completion to
-the event loop. While the thread waits for the device, requests for the next block gather in the
-queue. Requests are written in the order of submission, so a fence follows all earlier requests.
+The thread writes one block with all queued requests, syncs the file once, and reports one
+completion to the event loop. While the thread waits for the device, requests for the next block
+gather in the queue. Requests are written in the order of submission, so a fence follows all earlier
+requests.
 
-The kind and the flag `synced` of a request decide when it is complete:
+The kind and the flag `synced` of a request decide when the request is complete:
 
 =========  ================  =================================================================
 kind       synced            complete when
 =========  ================  =================================================================
 APPEND     yes               the records are durable
 APPEND     no                the records are written (readable, not durable)
-FORCE      any               all requests submitted before it are durable
-BARRIER    any               as FORCE; it is the last of its block, whose end is its `mark`
-MARKER     any               as FORCE; an empty block, written after the sync, is also durable
+FORCE      any               all requests submitted before this request are durable
+BARRIER    any               as FORCE; the last request of its block; `mark` is the block's end
+MARKER     any               as FORCE; a block is written after a sync, even without records
 ROLL       any               as FORCE; later requests go into a new file, if there is room
 =========  ================  =================================================================
 
@@ -73,8 +74,8 @@ _APPEND = RequestKind.APPEND
 class JournalRequest:
     """A request to append records, or to wait for durability.
 
-    The event loop creates the request, and gets it back when the request is complete. In between,
-    only the journal thread uses the request.
+    The event loop creates the request, and gets the request back when it is complete. Between these
+    two times, only the journal thread uses the request.
     """
 
     kind: RequestKind
@@ -97,7 +98,7 @@ class JournalRequest:
     error: BookieError | None = None
     """The reason if the request was refused, or if the engine failed.
 
-    No record of a refused request was written. After a failure of the engine, this is unknown.
+    No record of a refused request was written. If the engine failed, the records may be written.
     """
 
 
@@ -201,7 +202,7 @@ class JournalWriter:
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         """Write all `items` in order, in as few blocks as the limits of a block allow."""
         if len(items) == 1:
-            # Write a single append directly, because its latency counts each step.
+            # Write a single append directly, because each step adds to its latency.
             self._commit(items, post)
             return
         block: list[JournalRequest] = []
@@ -238,7 +239,7 @@ class JournalWriter:
             self._is_open = False
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        # Make one pass and few calls, because a single append waits for each of them.
+        # Make one pass and few calls, because a single append waits for each call.
         self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
         size, synced, appends_only = _summary(requests)
         accepted = requests
@@ -326,7 +327,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """Extend the file or begin a new file; return requests that fit, and refuse the others."""
+        """Extend the file or begin a new file; return requests that fit, refuse other requests."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -366,8 +367,8 @@ class JournalWriter:
     def _room_for(self, size: int) -> int:
         """Return the room for a block with `size` bytes of records, and for two small blocks.
 
-        The first small block is an idle marker, which must always fit. The room for the second one
-        stays empty, and shows a later start that this file is the last.
+        The first small block is an idle marker, which must always fit. The room for the second
+        small block stays empty, and shows a later start that this file is the last file.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
@@ -399,7 +400,7 @@ class JournalWriter:
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
         if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
-            # On a full device the file keeps its size; it still has some room.
+            # On a full device the file keeps its size; the file still has some room.
             with suppress(DiskFullError):
                 step = self._settings.journal_allocate_bytes
                 self._allocate(min(journal.size_bytes + step, limit))
@@ -458,7 +459,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, whether a sync is needed, and whether all are appends."""
+    """Return the bytes of all records, True if a sync is needed, and True if all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes

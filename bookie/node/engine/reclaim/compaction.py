@@ -1,4 +1,4 @@
-"""Compaction moves the live entries of mostly dead files to a new log, and removes the files.
+"""Compaction copies the live entries of files with much garbage to a new log; removes the files.
 
 A round of compaction considers all sealed files below the mark, lowest live share first. A round
 takes a file for one of these reasons:
@@ -49,13 +49,13 @@ LOG_OVERHEAD_BYTES = 1024 * 1024
 """An upper bound of the bytes that a log needs besides its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
-"""If memory holds this many bytes of live entries, they are sorted and written as one log."""
+"""If memory has this many bytes of live entries, the entries are sorted and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
 """Compaction skips a file with less garbage than this."""
 
 SMALL_FILES_MIN = 16
-"""If there are at least this many small files, they are merged, however many bytes are alive."""
+"""If there are at least this many small files, a round merges them, whatever their live share."""
 
 SMALL_FILES_PER_LARGE = 16
 """A file is small if this many files of its size fit into one journal file."""
@@ -153,11 +153,11 @@ class Compactor:
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
-        """Bytes of each log besides entries; not garbage, because a new log has them, too."""
+        """Bytes of each log besides entries; not garbage, because a new log has such bytes, too."""
         self._read_whole: set[int] = set()
         self._released = False
         self.forgets_before = 0
-        """Rounds may omit deletions older than this journal file; 0 means none."""
+        """Rounds may omit deletions older than this journal file; 0 means that none is omitted."""
         self.suspended = False
         """True if an operator stopped the rounds of compaction."""
         self.running = False
@@ -167,7 +167,7 @@ class Compactor:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
-        """Start a round soon; with `force`, it takes every file with garbage, unless suspended."""
+        """Start a round soon, unless suspended; with `force`, it takes every file with garbage."""
         self._forced = self._forced or force
         self._interval.end()
 
@@ -272,7 +272,7 @@ class Compactor:
                     self._read_whole.discard(number)
         await self._flush(collected, report)
         await self._keep_damaged(report)
-        # This round did not consider entries that died while it ran.
+        # This round did not consider entries that died while the round ran.
         self._seen = None if chosen else (rows, mark)
         if full is not None:
             raise full
@@ -301,7 +301,7 @@ class Compactor:
         )
 
     def _choose(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> list[int]:
-        """Choose the files to compact; those with the smallest live share come first."""
+        """Choose the files to compact; files with the smallest live share come first."""
         sealed = {
             number: row
             for number, row in rows.items()
@@ -364,7 +364,7 @@ class Compactor:
     # --- the work ------------------------------------------------------------------------
 
     async def _empty(self, number: int, collected: _Collected, report: RoundReport) -> None:
-        """Collect the live entries of the file; write a log whenever enough are in memory."""
+        """Collect the live entries of the file; write a log when memory has enough entries."""
         path = self._files.path(number)
         if path is None:
             return
@@ -398,7 +398,7 @@ class Compactor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | None:
-        """Call `function` to read a file; for an unreadable file, return None and skip it later."""
+        """Call `function` to read a file; if the file is unreadable, mark it and return None."""
         try:
             return await self._env.workers.run(POOL, function, *args, **kwargs)
         except (OSError, FormatError, CorruptionError) as error:
@@ -408,9 +408,9 @@ class Compactor:
             return None
 
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
-        """Write the collected entries into a log, and point the index to them."""
+        """Write the collected entries into a log, and point the index to the log."""
         if not collected.live:
-            # Without entries, no log is needed: the removed files held only records about ledgers.
+            # Without entries, no log is needed: the old files have only records about ledgers.
             return
         ledgers = sorted(collected.ledgers)
         emptied = frozenset(self._read_whole)
@@ -460,8 +460,8 @@ class Compactor:
         """Return the rows of these ledgers that the new log must hold.
 
         A row with an old deletion is omitted if no file except the `emptied` files may hold entries
-        of the ledger. Otherwise a rebuild would apply an old deletion to a later ledger with the
-        same id.
+        of the ledger. If the log repeated the old deletion, a rebuild would apply this deletion to
+        a later ledger with the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -471,9 +471,10 @@ class Compactor:
         return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
-        """Pause after a step: long enough for the rate, and as long as the step.
+        """Pause after a step, so that the round keeps its rate and does not slow down requests.
 
-        The second pause is at most `PAUSE_SECONDS_MAX`; the longer pause applies.
+        The pause is the time that the rate requires. But the pause is at least as long as the step,
+        or `PAUSE_SECONDS_MAX` if the step was longer.
         """
         now = self._env.clock.monotonic()
         begin = max(self._not_before, began)
@@ -487,7 +488,7 @@ class Compactor:
     # --- damaged files ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
-        """Keep files as damaged that were read to their end, but still have live bytes."""
+        """Mark files as damaged that were read to their end, but still have live bytes."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):

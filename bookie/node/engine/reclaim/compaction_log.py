@@ -1,6 +1,6 @@
 """Writes the log of a compaction: entries sorted by ledger and id, in large records.
 
-The log is an entry log like the one that a start writes. The log's first record is a LINK to the
+The log is an entry log like the log that a start writes. The log's first record is a LINK to the
 newest file from which the log took entries. A rebuild reads the log right after the file in the
 LINK, because journals with lower numbers than the log may hold newer copies of its entries. The log
 also holds the ledgers' keys, fences, limbo, explicit LACs and deletions.
@@ -99,8 +99,8 @@ class CompactionLog:
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
         """Write, sync and publish the log; yield the number of written bytes after each step.
 
-        Each step blocks. If the generator is closed before the log is published, or fails, it
-        removes the file.
+        Each step blocks. If the generator fails, or is closed before the log is published, the
+        generator removes the file.
 
         Raises:
             DiskFullError: there is no room for the log.
@@ -170,7 +170,7 @@ class CompactionLog:
         self._records += records
 
     def _write(self, file: BlockFile) -> int:
-        # All of the block counts as durable, because the log gets its name only after a sync.
+        # The whole block counts as durable, because the log gets its name only after a sync.
         size = file.write(file.encode(self._body, self._records, file.end))
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
@@ -179,7 +179,7 @@ class CompactionLog:
 def sorted_batches(
     live: Iterable[LiveEntries],
 ) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """Yield a batch for each record, sorted by ledger and id, with its old files and offsets.
+    """Yield a batch for each record, sorted by ledger and id, with the entries' old places.
 
     The id ranges of the items in `live` may overlap, but no id is in two items.
     """

@@ -1,9 +1,10 @@
 """Removes all entries of a ledger, step by step, between checkpoints; the ledger stays known.
 
 Every step is one index transaction (`index/reclaimed_entries.py`). Right before each step, in the
-same turn of the event loop, a function of the caller decides if the step is allowed. So a caller
-with a lease can check the lease there. A transaction that has begun cannot be stopped. Therefore a
-concurrent listing of the ledger's entries waits for the end of the transaction.
+same turn of the event loop, a function of the caller decides if the step is allowed. For example,
+the function can check that the caller's lease is still valid. A transaction that has begun cannot
+be stopped. Therefore a concurrent listing of the ledger's entries waits for the end of the
+transaction.
 
 After a crash between two steps, some of the entries are removed.
 """
@@ -27,7 +28,7 @@ class CopyRemoved:
     entries: int
     size_bytes: int
     is_whole: bool
-    """False if some entries are left, because the removal was not, or no longer, allowed."""
+    """False if some entries may be left, because a step of the removal was not allowed."""
 
 
 class CopyRemoval:
@@ -50,13 +51,13 @@ class CopyRemoval:
     async def run(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
         """Remove the entries of a ledger; each step is durable when it ends.
 
-        Recovery adds may store entries again at any time. If the ledger was deleted here, this
-        method removes no entries.
+        Recovery adds may store entries again at any time. If this bookie knows no key of the
+        ledger, or knows that the ledger was deleted, this method removes no entries.
 
         Args:
             ledger_id: the id of the ledger.
             key: the key of the ledger. The entries of another ledger with this id, but another key,
-                stay.
+                are not removed.
             may_go: the check right before each step; False ends the removal.
 
         Raises:

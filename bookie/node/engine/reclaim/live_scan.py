@@ -49,7 +49,7 @@ class Found:
     bytes_read: int = 0
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
-    """Ledgers with records other than entries in the file: keys, fences, LACs."""
+    """Ledgers for which the step found other records than entries: keys, fences, LACs."""
     is_last: bool = False
     """True if the file was read to its end."""
 
@@ -150,7 +150,7 @@ class _Ahead:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Fetch at least `size` bytes at `offset`, or fewer if the file ends before that.
+        """Fetch at least `size` bytes at `offset`, or all bytes up to the end of the file.
 
         Each read takes at most `STEP_BYTES`. After each read, yield the number of bytes read.
         """
@@ -159,14 +159,14 @@ class _Ahead:
             return
         known = self._data[offset - self._at :] if self._at <= offset < end else memoryview(b"")
         wanted = max(min(max(size, STEP_BYTES), self._size - offset), len(known))
-        # Allocate a new buffer, because blocks already yielded are views of the old one.
+        # Allocate a new buffer, because blocks already yielded are views of the old buffer.
         buffer = np.empty(wanted, np.uint8).data
         done = len(known)
         buffer[:done] = known
         while done < wanted:
             piece = self._file.pread(min(STEP_BYTES, wanted - done), offset + done)
             if not piece:
-                # The file was cut meanwhile, as dead files are.
+                # The file was cut meanwhile: the bookie cuts dead files to free their space.
                 break
             buffer[done : done + len(piece)] = piece
             done += len(piece)
