@@ -143,8 +143,8 @@ class Bookie:
     def try_admit_add(self, size: int, recovery: bool = False) -> bool:
         """Take `size` bytes of the budget for adds in flight; return False if the add must wait.
 
-        The end of `add` gives the bytes back. A recovery add may exceed the budget by a quarter,
-        and may overtake waiting adds.
+        When the add ends, `add` gives the bytes back. A recovery add may exceed the budget by a
+        quarter, and may overtake waiting adds.
         """
         budget = self._adds_in_flight
         beyond = budget.bytes_max // 4 if recovery else 0
@@ -162,8 +162,8 @@ class Bookie:
         """Accept or refuse an add now, or as soon as the state of the ledger is loaded.
 
         The returned outcome gets the reply once the add is durable or refused; with
-        `deferred_sync`, once the add is written. Then the bookie gives the `admitted` bytes back to
-        the budget, even if the caller was cancelled.
+        `deferred_sync`, once the add is written. After the reply, the bookie gives the `admitted`
+        bytes back to the budget, even if the caller was cancelled.
         """
         try:
             outcome = self._add(command)
@@ -378,7 +378,8 @@ class Bookie:
         was_fenced = state.fenced
         fencing = self._engine.fence(state, key)
         if not was_fenced:
-            # Notify now: to watchers, a fence is only a hint. The caller may be cancelled later.
+            # Notify the watchers now, because the caller may be cancelled before the fence is
+            # durable. To watchers, a fence is only a hint.
             self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
@@ -440,6 +441,8 @@ class Bookie:
 
         Raises:
             UnauthorizedError: this bookie stores another ledger with this id.
+            ShuttingDownError: the bookie is stopping.
+            BadRequestError, NoSuchLedgerError, CorruptionError: as in `EntryReads.entries`.
         """
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:

@@ -30,7 +30,7 @@ _PERIOD = struct.Struct("<dI")
 """The record of a period: observed seconds and newest journal file when the period began."""
 
 ROWS_PER_ROUND = 100_000
-"""A round stops its search at this number of rows; the round has the ledger ids in memory."""
+"""A round ends its search after about this many expired rows, to limit the memory for ids."""
 
 ROWS_AT_ONCE = 1000
 """The largest number of rows that one index transaction reads or removes."""

@@ -23,7 +23,7 @@ DISK_USAGE = "disk usage"
 """The name of the read-only reason that the disk watch adds."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""The time between two checks of the devices; writers wait this long for reclaimed space."""
+"""The time between two checks of the devices; after space is freed, writers wait up to this."""
 
 
 class DiskWatch:

@@ -8,7 +8,8 @@ steps:
    counter may be lower than before (`StoreMemory`). If the store went back in time, the bookie
    deletes nothing until an operator confirms the store, even after a restart.
 3. List all ledgers of the cluster; if the listing is incomplete, end the round.
-4. For each ledger that the listing lacks, read the metadata directly; the read must find none.
+4. For each ledger that the listing lacks, read the metadata directly; the read must find no
+   metadata.
 5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
 6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace
    period, in every listing (`Absences`). If too large a share of the ledgers stored here is absent,
@@ -60,7 +61,7 @@ FORCED_PAUSE_SECONDS = 3.0
 """The pause between the two forced rounds, unless the usual interval is shorter."""
 
 ABSENT_ALWAYS_MAX = 1
-"""So few absent ledgers never stop deletions; thus a bookie with few ledgers can delete, too."""
+"""The number of absent ledgers that never stops deletions, even if few ledgers are stored here."""
 
 PROOFS_SWEPT_MAX = 1000
 """The largest number of old deletion proofs that one round removes."""
@@ -570,7 +571,7 @@ class GarbageCollector:
         """Save changes for the next start; if the device is full, a later round saves them."""
         with suppress(DiskFullError):
             if self._memory.is_due or self._absences.has_changes:
-                # Save the observed time first, because absences refer to it.
+                # Save the observed time first, because absences refer to this time.
                 await self._memory.save()
                 await self._absences.save()
 

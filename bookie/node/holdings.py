@@ -1,4 +1,4 @@
-"""Finds the entries that a bookie must store by the metadata, and the missing entries."""
+"""Finds the entries that a bookie must store according to metadata, and the missing entries."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides from the cookies if the directories belong to this bookie, and acts on the decision.
 
 The metadata store and each directory have a copy of the cookie. If a copy is missing or differs, a
-disk was exchanged, emptied or mixed up. The bookie must not start with such directories, because it
-could deny acknowledged entries. The bookie never recreates a missing copy.
+disk was exchanged, emptied or mixed up. With a wrong disk, the bookie must not start, because the
+bookie could deny acknowledged entries. The bookie never recreates a missing copy.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision

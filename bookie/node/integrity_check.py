@@ -9,10 +9,10 @@ A check covers all ledgers of the metadata store. If entries are missing, the bo
 that it is in doubt (it may lack entries). When every ledger is complete, the bookie durably records
 that the doubt has ended.
 
-A bookie that is not in doubt also checks: soon after its start, then periodically. Such checks are
-needed because a writer may have continued without the bookie while the bookie was absent. Such
-checks are slow, trust the entry counts in ledger rows, and look twice before they report a missing
-entry.
+A bookie that is not in doubt also checks: soon after its start, then periodically. Checks without
+doubt are needed because a writer may have continued without the bookie while the bookie was absent.
+Checks without doubt are slow, trust the entry counts in ledger rows, and look twice before they
+report a missing entry.
 
 Missing entries alone put no ledger in limbo, because the bookie may have been absent when the
 entries were written. After each known loss, every ledger that named the bookie entered limbo before
@@ -244,13 +244,13 @@ class IntegrityCheck:
         """Check until cancelled. An error of the metadata store postpones a check.
 
         While doubt or errors last, checks become rarer, down to one check in `PAUSE_SECONDS_MAX`.
-        Between checks, ledgers that lacked entries are examined again. When all these ledgers are
-        complete, a check starts at once.
+        Between checks, ledgers that lacked entries are examined again. When each ledger that lacked
+        entries is complete, a check starts at once.
         """
         with suppress(CorruptionError):
             await self._engine.count_limbo()
         now = asyncio.get_running_loop().time
-        rarer = Backoff(1.0, math.inf)  # counted in intervals
+        rarer = Backoff(1.0, math.inf)  # a number of check intervals
         last, longer, share = now(), rarer.next(), self._random_share()
         is_first, has_failed = True, False
 
@@ -310,7 +310,7 @@ class IntegrityCheck:
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
-        """True if the last check found ledgers with missing entries, and all are complete now."""
+        """True if the last check found ledgers with missing entries that are all complete now."""
         for ledger_id in self._lacking:
             metadata = await self._current(ledger_id)
             if metadata is None:
@@ -380,8 +380,8 @@ class IntegrityCheck:
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
-            # The members of these ledgers are unknown. Such ledgers cause no doubt, but an existing
-            # doubt stays.
+            # The members of a ledger with damaged metadata are unknown. Such a ledger causes no
+            # doubt, but an existing doubt stays.
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))
@@ -424,7 +424,7 @@ class IntegrityCheck:
                 if not metadata.is_closed:
                     return False
                 if any(one.holds_any(ids) for one in holdings(metadata, self._bookie_id)):
-                    self._read.discard(ledger_id)  # these entries may be new for this bookie
+                    self._read.discard(ledger_id)  # read again: entries may be newly required
                     return False
         except (CorruptionError, FormatError, NoSuchLedgerError):
             return False
@@ -651,7 +651,7 @@ class IntegrityCheck:
         try:
             metadata = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
-            # The ledger is deleted, and its limbo ends with its data.
+            # The ledger is deleted: its limbo ends when garbage collection removes its data.
             return
         except FormatError:
             return  # the report counts this ledger, which may name this bookie

@@ -7,7 +7,7 @@ bookie only gives no denials.
 
 This module fences no ledger. A fence may be lost, too, but the bookie refuses a fenced writer that
 names an earlier incarnation. A writer that names no incarnation is refused while the ledger is in
-limbo. Later, the fence that the integrity check writes refuses this writer.
+limbo. After limbo, the fence that the integrity check wrote refuses such a writer.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. In BookKeeper, only open
 ledgers enter limbo, and these ledgers are fenced. So in BookKeeper a reader of a closed ledger may

@@ -138,8 +138,8 @@ class OwnCookie:
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
         """Increase the state number in all copies of the cookie; durable when this returns.
 
-        On a full device, the state number does not increase. A new incarnation or a changed doubt
-        is then recorded in the metadata store only.
+        On a full device, the state number does not increase, and a new incarnation or a changed
+        doubt is recorded in the metadata store only.
 
         Args:
             renew: Also create a new incarnation.

@@ -25,7 +25,7 @@ class ReadOnlySwitch:
         self._directories = directories
         self._bookie = bookie
         self._lock = asyncio.Lock()
-        """Held during a change, so that the file and the bookie agree."""
+        """Each change holds this lock, so that the file and the bookie agree."""
         self.persists = False
         """True if the bookie will be read-only after a restart, too."""
 

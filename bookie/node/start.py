@@ -63,8 +63,8 @@ class StartedBookie:
     ) -> None:
         """Apply new settings; only dynamic settings take effect.
 
-        Each part keeps its section of the settings in its attribute `settings`, and reads it in
-        each round.
+        Each part keeps its section of the settings in its attribute `settings`, and reads this
+        section in each round.
         """
         self.engine.apply(storage)
         for part in (self.bookie, self.check, self.watch):
@@ -205,6 +205,7 @@ async def start_bookie(
     Raises:
         DirectoryLockedError: another process uses the directories.
         CookieError: the directories belong to another bookie, or a cookie is missing.
+        MetadataError: the metadata store does not answer.
         FormatError: a newer version wrote a file in the directories.
         ConfigurationError: a directory cannot be used, or its device is full.
         StorageFailedError: (in an exception group) a disk failed; the process must exit with code

@@ -6,8 +6,8 @@ use the same queue as adds. So the journal holds a fence after all adds that wer
 the fence.
 
 Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
-still be acknowledged, because every later fencing read sees it. An add that repeats stored entries
-with equal bytes is acknowledged once the stored entries are durable.
+still be acknowledged, because every later fencing read sees that add. An add that repeats stored
+entries with equal bytes is acknowledged once the stored entries are durable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.node.engine.memtable import LedgerRuns, Memtable, Run
 from bookie.wire.commands import AddCommand, Reply
 
 Waiter = Outcome[Reply]
-"""Use this alias only in annotations: making an object through it is several times slower."""
+"""Use this alias only in annotations: making objects through the alias is several times slower."""
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")

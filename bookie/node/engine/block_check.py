@@ -1,10 +1,10 @@
 """Finds flipped bits in entries without digests, which clients cannot check.
 
 Clients check the digests of entries. No request contains the digest type of a ledger. So a bookie
-infers the type when it reads entries, from a valid CRC in an entry, or from entry sizes and header
-lengths. For a ledger without digests, the bookie returns an entry only if the CRC of its block or
-record matches. The same is true while the digest type of a ledger is unknown. Read threads share
-the digest types that they inferred.
+infers the digest type from the entries that it reads: from a valid CRC in an entry, or from entry
+sizes and header lengths. If a ledger has no digests, or its digest type is unknown, the bookie
+returns an entry only if the CRC of the block or record matches. Read threads share the digest types
+that they inferred.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HMAC_BYTES = 20
 class DigestSizes:
     """Remembers which ledgers have digests; a size of 0 bytes means no digest.
 
-    Any other remembered size only means that entries have a digest.
+    A remembered size above 0 bytes only means that entries have a digest.
     """
 
     def __init__(self) -> None:

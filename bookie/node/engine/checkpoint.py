@@ -189,8 +189,8 @@ class Checkpointer:
     async def delete_pages(self) -> None:
         """Remove a bounded number of pages of ledgers that are deleted in the index.
 
-        Files that then have no live bytes are also removed. The mark does not move. Raises like
-        `run`.
+        Files that have lost their last live bytes are removed, too. The mark does not move. Raises
+        like `run`.
         """
         async with self._lock:
             removed = list(self._removed)

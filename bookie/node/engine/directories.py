@@ -96,7 +96,7 @@ class Directories:
         return not names
 
     def make_reserve(self) -> None:
-        """Allocate the reserve of each device that lacks one and has enough room."""
+        """Allocate a reserve on each device that has no reserve and has enough room."""
         for root in self._reserve_roots():
             self._make_reserve_in(root)
 
@@ -200,8 +200,8 @@ def _refuse_one_place(journal: str, ledgers: str) -> None:
     """Refuse two paths to one directory (also through a link), or to nested directories.
 
     Without this check, a later step of the start would fail: the process would lock one directory
-    twice, or a new directory would contain the other directory and so not be empty. The later error
-    would give the operator a wrong reason.
+    twice, or a new directory would contain the other directory and so not be empty. The error of
+    that later step would give the operator a wrong reason.
 
     Raises:
         ConfigurationError: the paths name one directory, or one directory contains the other.

@@ -27,7 +27,7 @@ COMPARE_SPAN_MAX = 4096
 
 
 class DuplicateAdds:
-    """Compares adds with stored bytes, then accepts or refuses each in a synchronous section."""
+    """Compares adds with stored bytes; accepts or refuses each add in a synchronous section."""
 
     def __init__(self, admission: Admission, reader: EntryReader, metrics: Metrics) -> None:
         self._admission = admission

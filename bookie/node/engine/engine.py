@@ -1,12 +1,12 @@
 """The storage engine of one bookie: journal, memtable, index and files.
 
-`Engine` is the interface: the node calls its methods and knows none of its parts. The methods run
-in one event loop. Blocking work runs in worker threads: the journal thread (group commit), the
-index thread (checkpoints) and read threads. A failed write or sync ends the engine: `open_engine`
-raises `StorageFailedError`, and the process must exit.
+`Engine` is the interface of all parts: except for the scrubber, the node uses no part directly. The
+methods run in one event loop. Blocking work runs in worker threads: the journal thread (group
+commit), the index thread (checkpoints), read threads and others. A failed write or sync ends the
+engine: `open_engine` raises `StorageFailedError`, and the process must exit.
 
 For a request, the node first gets the ledger's state from `known` or `load`. Then one synchronous
-section decides about the request: it calls `refusal`, then `add`, `fence` or another change.
+section of the node calls `refusal`, and then `add`, `fence` or another change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEVICE_FULL = "device full"
 class Engine:
     """An open engine; made by `open_engine`.
 
-    Tests use its `admission`, `compactor`, `scrubber`, `integrity` and `page_cache` directly.
+    Tests also use the parts `admission`, `compactor`, `scrubber`, `integrity` and `page_cache`.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Engine:
     ) -> tuple[list[int], int]:
         """Return ledgers deleted before file `before_file` began, and the `after` of the next call.
 
-        From now on, compactions omit these ledgers' deletion records if no other file needs them.
+        From now on, a compaction omits the DELETED record of a ledger if no other file needs it.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
@@ -629,7 +629,7 @@ class Engine:
         self._has_marker = self._has_marker and not written
         if self._is_checkpoint_due():
             self._wake.set()
-        # Measure after the answers, which this turn of the event loop delivers.
+        # Update the metrics only after this turn of the event loop, which delivers the answers.
         handback = now - block.finished_at
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 

@@ -1,4 +1,4 @@
-"""Writes entry logs; a log gets its final name once everything in it is durable.
+"""Writes entry logs; a log gets its final name once all its content is durable.
 
 The first record of a log is a LINK, which names the newest file whose records the log may hold. A
 rebuild of the index reads the log right after the file in the LINK. Journals with higher numbers

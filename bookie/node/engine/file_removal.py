@@ -140,7 +140,7 @@ class Removal:
                 self._leaving.append(_Leaving(path, file.size()))
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file in the queue; unlink a file of one step, or any with `whole`.
+        """Shorten the first file in the queue; unlink it if one step is left, or with `whole`.
 
         A file that no longer exists is skipped.
         """

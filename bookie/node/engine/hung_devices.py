@@ -9,7 +9,7 @@ A hanging device reports no error, while requests wait and memory fills up.
 If the whole process is paused (SIGSTOP, a virtual machine), the process receives no answers, but
 the clock continues. The watch detects a pause because its next look at the devices is late. A late
 look never ends the engine: all the time since the previous look counts as one interval. If a device
-really hangs, later looks find this.
+really hangs, later looks find the overdue answer.
 """
 
 from __future__ import annotations

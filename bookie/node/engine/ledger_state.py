@@ -121,7 +121,7 @@ class LocalLedger:
     def may_hold(self, batch: EntryBatch) -> bool:
         """True if this ledger perhaps already has entries with ids in `batch`.
 
-        If so, a plain add of the batch must be compared with the stored bytes first.
+        If True, a plain add of the batch must first be compared with the stored bytes.
         """
         return batch.first_entry_id <= self.last_entry_id
 

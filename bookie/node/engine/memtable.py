@@ -118,7 +118,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     counts = np.array([len(run.sizes) for run in runs], np.int64)
     ends = np.cumsum(counts)
     sizes = np.concatenate([run.sizes for run in runs])
-    # Compute positions and offsets over all runs first; then each run gets its own start.
+    # Compute offsets as if the runs were adjacent, then shift each run to its place in its file.
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     first_of_run = ends - counts
     bases = np.array([run.offset for run in runs], np.int64) - starts[first_of_run]
@@ -133,7 +133,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: Ids | U32) -> U32:
-    """Copy the array, so that it does not keep a received message in memory."""
+    """Copy the array if necessary: the result must not keep a received message in memory."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)

@@ -1,8 +1,9 @@
 """Limits the share of the kernel's page cache that the files of one bookie use.
 
-A bookie that writes at the speed of its device fills all memory with cached pages. Then each write
-waits until the kernel has freed pages, which halves the write rate. Therefore the bookie drops
-pages before memory is full. Two windows of pages stay in memory, each of `page_cache_bytes` bytes:
+A bookie that writes at the speed of its device fills all memory with cached pages. In full memory,
+each write waits until the kernel has freed pages, which halves the write rate. Therefore the bookie
+drops pages before memory is full. Two windows of pages stay in memory, each of `page_cache_bytes`
+bytes:
 
 - the newest bytes of the journal, which tailing readers read;
 - the newest bytes that reads and compactions loaded from older places.
@@ -60,7 +61,7 @@ class PageCache:
         self._window_bytes = window_bytes
         self._step_bytes = max(min(STEP_BYTES, window_bytes // STEPS_PER_WINDOW), 1)
         self._written: deque[_Range] = deque()
-        """Finished steps in the journal's window, oldest first; `_growing` comes after them."""
+        """Finished steps in the journal's window, oldest first; `_growing` is the current step."""
         self._written_bytes = 0
         self._growing = _Range(0, 0, 0)
         self._kept_from: dict[int, int] = {}
@@ -73,7 +74,7 @@ class PageCache:
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Record that file `number` is durable up to `durable_upto`, and all earlier journals."""
+        """Record that earlier journals, and file `number` up to `durable_upto`, are durable."""
         if not self._window_bytes:
             return
         growing = self._growing

@@ -2,7 +2,7 @@
 
 A client reads a long range as a sequence of requests. The kernel reads only 128 KiB ahead, so each
 request would wait for a thread and the device. Therefore a request that continues an earlier
-request prefetches `AHEAD_BYTES` more. The next requests then find their bytes in memory.
+request prefetches `AHEAD_BYTES` more bytes. The next requests find their bytes in memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Prefetcher:
         end = offset + size
         last, until = self._sequences.pop(number, (end, -1))
         due = offset < until <= end + AHEAD_BYTES // 2
-        # Entries of other ledgers may lie between two requests.
+        # Entries of other ledgers may lie between the bytes of two requests.
         follows = 0 <= offset - last <= size and until <= end
         start = max(end, until)
         if due or follows:

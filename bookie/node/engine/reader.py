@@ -147,11 +147,11 @@ class EntryReader:
         stripe: Stripe = EVERY_ID,
         bound: int = MAX_ID,
     ) -> ReadResult:
-        """Read wanted entries of ``first … last`` in order, up to a limit or a missing entry.
+        """Read the stripe's entries in ``first … last``, up to a limit or the first missing entry.
 
         The memtables are read before the first await, in the caller's synchronous section. If the
-        first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`. No
-        stored entry has an id above `bound`.
+        first entry of the stripe is stored, the result contains this entry, even if the entry
+        exceeds `bytes_max`. No stored entry has an id above `bound`.
         """
         if stripe.modulus == 0:
             # Read one id above the bound, so that the result says that no more entries exist.

@@ -90,7 +90,7 @@ class BlockRun:
             start, before, records = stop, int(sizes[stop - 1]), until
 
     def _record_offsets(self) -> Ids | None:
-        """Return all record offsets in `data`; None if finding them group by group is faster."""
+        """Return all record offsets in `data`; None if a search group by group is faster."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
             # The records probably have one size, so their places can be computed.
@@ -228,7 +228,7 @@ class BlockGroup:
     body: memoryview
     records: int
     starts: Ids
-    """The offset in `body` of each block's records; blocks without records have no value here."""
+    """The offset in `body` of each block's records; blocks without records are left out."""
     counts: Ids
     places: Ids
     """The offset in the file of each block's records."""
@@ -269,7 +269,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
     lengths = run.headers.body_lengths[part]
     bodies = run.bodies[part]
-    # An empty block may have no byte to read.
+    # Skip empty blocks: an empty block may have no byte to read.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
     # Go backwards, so that earlier offsets stay valid.
@@ -317,9 +317,10 @@ def _changed(values: Ids, index: int, difference: int) -> Ids:
 def later_headers(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
-    """Yield offset and header of each valid block after `after` with a sequence number above.
+    """Yield the offset and the header of each later block; the bodies are not checked.
 
-    Only headers at block boundaries are found; `sequence_after` is the last sequence number.
+    A later block has a valid header at a block boundary after the offset `after`, and a sequence
+    number above `sequence_after`.
     """
     size = file.size()
     step = header.alignment

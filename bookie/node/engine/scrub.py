@@ -9,9 +9,10 @@ a worker thread.
 Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
 integrity check finds that this bookie, by the metadata, need not store any entry in a damaged
 place. A later pass removes the record of the damage if the place is sound or the file is gone.
-`Scrubber.settle` removes the record if the index no longer points into the damaged place. So damage
-ends when its entries are copied back from other bookies, or when a compaction removes the file. The
-scrubber does not verify the digests of entries; clients and the integrity check verify them.
+`Scrubber.settle` removes the record if the index no longer points into the damaged place. So the
+record is removed after the damaged entries are copied back from other bookies, or after a
+compaction removes the file. The scrubber does not verify the digests of entries; clients and the
+integrity check verify digests.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class Scrubber:
         self._without_entries: dict[tuple[int, int], int] = {}
         """The ends of damaged places to which the index does not point.
 
-        The index will never point there, because new entries have new places. The damage may grow.
+        The index will never point to these places, because new entries have new places. The damage
+        may grow.
         """
         self.running = False
         self.report = ScrubReport()
@@ -411,8 +413,8 @@ class Scrubber:
         Each item is a ledger id, and the ids from one index page of that ledger.
 
         Raises:
-            CorruptionError: not all such entries can be found, because the index is damaged, or
-                `settle` has not read a file again.
+            CorruptionError: not all entries in damaged places can be found, because the index is
+                damaged, or `settle` has not read a file again.
         """
         spans = [self._spans[key] for key in self.findings if key in self._spans]
         if len(spans) < len(self.findings):
@@ -444,7 +446,7 @@ class Scrubber:
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
         """Return the keys of findings to whose places the index points.
 
-        A damaged index page may point anywhere, so then the result contains all findings.
+        If an index page is damaged, the result has all findings: the page may point anywhere.
         """
         alive = {item.key for item in findings if not item.end}
         left = [item for item in findings if item.end]
@@ -478,9 +480,9 @@ class Scrubber:
         _log.error("damage_found", found=what)
         values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
         if self._integrity.value == INTEGRITY_SOUND:
-            # The verdict "in limbo" suffices here. A read of a damaged entry is an error, and a
-            # page with a damaged key is found next to its place. Only a damaged key in a branch
-            # page hides more entries, until the next start.
+            # The verdict "in limbo" is enough for such damage. A read of a damaged entry is an
+            # error, and a page with a damaged key is found next to its place. Only a damaged key in
+            # a branch page hides more entries, until the next start.
             values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
         await self._put(values)
 

@@ -27,7 +27,7 @@ Sizes = Ids | U32
 class Extent(NamedTuple):
     """Adjacent packets: `length` bytes at `offset` of `file`.
 
-    An extent is a tuple for speed, because each single append in the journal needs one.
+    An extent is a tuple for speed, because each single append in the journal needs an extent.
     """
 
     file: int

@@ -262,8 +262,8 @@ class Boot:
         """True if the index lacks the row of a log, or of a journal file that the mark covers.
 
         A file without a row normally has no live entries, and the start removes the file. But if an
-        index page points into a file without a row, the row was lost. So if there is such a file,
-        the start checks all index pages before it removes files.
+        index page points into a file without a row, the row was lost. So if this function returns
+        True, the start checks all index pages before it removes files.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -414,7 +414,7 @@ class Boot:
         self._env.failpoints.hit("boot.before_commit")
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
-            # A later start will not read the damaged part again.
+            # Record the doubt now: a later start will not read the damaged part again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
         change = CheckpointChange(mark, batch.changes(), sealed, meta=meta)
         self._with_reserve(lambda: index.commit(change))

@@ -108,7 +108,10 @@ class LedgerIndexRow:
     held_in: HeldIn = NOT_KNOWN
     """Files that may hold entries of a deleted ledger, whose entry counts are 0."""
     reclaimed: bool = False
-    """True if acknowledged entries were removed from this bookie. Older versions lose this flag."""
+    """True if acknowledged entries were removed from this bookie.
+
+    If an older version of the program writes the row again, the flag is lost.
+    """
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
         """Return a copy of the row with other counts and without `held_in`, in a fast way."""

@@ -119,8 +119,8 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
 
     Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. Each step handles one
     record of every block: step 1 the first records, step 2 the second records, and so on. With too
-    few blocks this would be slow, and the result is None. The result is also None if the records of
-    a block do not fill the block.
+    few blocks, these steps would be slow, and the result is None. The result is also None if the
+    records of a block do not fill the block.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:

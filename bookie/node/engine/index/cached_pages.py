@@ -3,8 +3,7 @@
 Only the event loop uses the cache. A cached page may lack changes only while these changes are in a
 memtable. So when an index transaction ends, the event loop drops the cached pages of the changed
 ledgers, before it drops the memtable or a file. A look-up that began before the end of the
-transaction may have read old pages. The cache refuses these pages, because the look-up has an old
-stamp.
+transaction may have read old pages. The cache refuses the pages of a look-up with an old stamp.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ that may hold entries of the ledger. The row may be removed when
 - the ledger's highest journal has a lower number than a journal that the caller names. File numbers
   only increase, so they measure time without a wall clock.
 
-A log that repeats the DELETED record also counts as a file that may hold entries. Otherwise, after
-the row is removed, a rebuild would apply the deletion to a later ledger with the same id. A row of
-an older version names no files; the first call of `forget` for the row adds the newest journal.
+A log that repeats the DELETED record also counts as a file that may hold entries. Without this
+rule, a rebuild after the removal of the row would apply the deletion to a later ledger with the
+same id. A row of an older version names no files; the first call of `forget` for the row adds the
+newest journal.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class Index:
         return (
             row is not None
             and row.first_entry_id <= entry_id <= row.last_entry_id
-            # The bounds may be too wide, but never too narrow.
+            # The id bounds in a row may be too wide, but never too narrow.
             and row.entries == row.last_entry_id - row.first_entry_id + 1
         )
 

@@ -2,8 +2,9 @@
 
 A deletion of a ledger is final: its journal record makes the bookie refuse every later add, even
 after a replay. But reclaimed copies may have to be stored again. So the removal of such copies
-writes nothing into the journal and keeps the row; only slots are removed. Later adds are handled as
-in any other ledger. The ledger stays fenced, because a fenced writer may still send entries.
+writes nothing into the journal and keeps the row; only slots are removed. Later adds to the ledger
+are handled like adds to any other ledger. The ledger stays fenced, because a fenced writer may
+still send entries.
 
 **Removed entries stay removed.** A replay begins at the mark. The caller ensures that all entries
 of the ledger are before the mark. A compaction moves only entries to which a slot points. A rebuild
@@ -11,12 +12,12 @@ of a lost index reads whole files, and may restore removed entries until compact
 bytes. Restored entries are intact copies of a closed ledger. No metadata names the restored
 entries, so the bookie reclaims the entries again.
 
-After a removal, the row records that entries were removed (`LedgerIndexRow.reclaimed`). From then
-on, the bookie denies no entry of the ledger. If metadata names removed copies again, the integrity
-check puts the ledger in limbo. A rebuild of a lost index loses the flag `reclaimed`, because no
-record contains it. After the rebuild, only the ledgers whose metadata names the bookie at that time
-enter limbo. If the metadata store is restored from an older state after the rebuild, the bookie may
-deny removed entries.
+After a removal, the row has a flag that entries were removed (`LedgerIndexRow.reclaimed`). The
+bookie denies no entry of a ledger with this flag. If metadata names removed copies again, the
+integrity check puts the ledger in limbo. A rebuild of a lost index loses the flag `reclaimed`,
+because no record contains it. After the rebuild, only the ledgers whose metadata names the bookie
+at that time enter limbo. If the metadata store is restored from an older state after the rebuild,
+the bookie may deny removed entries.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class JournalRequest:
     mark: Mark | None = None
     """The end of the block that a BARRIER ends; None for other kinds."""
     error: BookieError | None = None
-    """The reason if the request was refused, or if the engine failed.
+    """The error if the request was refused, or if the engine failed.
 
     No record of a refused request was written. If the engine failed, the records may be written.
     """
@@ -227,8 +227,8 @@ class JournalWriter:
         """Close the file and free its unused room; the worker must have ended.
 
         With `in_order`, the file is cut right after its last block, because the index records the
-        orderly stop. Otherwise some room stays after the last block. Without this room, a start
-        would conclude that another file follows (see `_roll`).
+        orderly stop. Without `in_order`, some room stays after the last block. If this room were
+        missing, a start would conclude that another file follows (see `_roll`).
         """
         if self._is_open:
             journal = self.current

@@ -47,8 +47,8 @@ class JournalQueue:
     def submit_with_next(self, request: JournalRequest) -> None:
         """Queue `request` in order; the journal thread gets it with the next submitted request.
 
-        Use this for unsynced requests without a waiter. With `submit`, such a request could wake
-        the journal thread and need a block of its own.
+        Use this method for unsynced requests without a waiter. With `submit`, such a request could
+        wake the journal thread and need a block of its own.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
             self.postponed.append(request)

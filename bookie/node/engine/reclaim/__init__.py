@@ -1,1 +1,1 @@
-"""Compaction: moves live entries out of mostly dead files, and removes these files."""
+"""Compaction: copies live entries of files with much garbage to new logs; removes the files."""

@@ -1,17 +1,17 @@
-"""Compaction copies the live entries of files with much garbage to a new log; removes the files.
+"""Compaction copies live entries of files with much garbage to a new log, and removes the files.
 
 A round of compaction considers all sealed files below the mark, lowest live share first. A round
 takes a file for one of these reasons:
 
-- its live share is below the minor threshold;
-- its live share and the live share of all files together are below the major threshold;
-- it is a journal file, and all journal files exceed their budget (`journal_bytes_max`);
-- it is small, and there are many small files: each start after a crash leaves a small file.
+- the live share of the file is below the minor threshold;
+- the live shares of the file and of all files together are below the major threshold;
+- the file is a journal, and all journal files exceed their budget (`journal_bytes_max`);
+- the file is small, and there are many small files: each start after a crash leaves a small file.
 
 The round reads these files once (`live_scan`) and writes their live entries, sorted by ledger and
 id, into a new log (`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead
-files are removed. A crash at any moment is harmless. Until the index commits, the old files are
-used; the next start removes a log that has no row in the index.
+files are removed. A crash at any moment is harmless. Until the index commits, reads use the old
+files; the next start removes a log that has no row in the index.
 
 A file with an unreadable part is reported; later rounds skip the file. A round works in small steps
 at a bounded rate. The pause after a step is at least as long as the step, or `PAUSE_SECONDS_MAX` if
@@ -167,7 +167,7 @@ class Compactor:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
-        """Start a round soon, unless suspended; with `force`, it takes every file with garbage."""
+        """Start a round soon, unless suspended; with `force`, the round takes all garbage files."""
         self._forced = self._forced or force
         self._interval.end()
 
@@ -264,7 +264,7 @@ class Compactor:
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
-                # On a full device, compact file by file: another file may be smaller.
+                # On a full device, write one log for each file: another log may be smaller.
                 try:
                     await self._flush(collected, report)
                 except DiskFullError as error:

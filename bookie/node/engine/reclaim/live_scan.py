@@ -1,6 +1,6 @@
 """Scans a sealed file once, and finds its live entries with the index.
 
-An entry in the file is alive if its slot in the index points to exactly this place. The scan skips
+An entry in the file is alive if its slot in the index points to exactly this copy. The scan skips
 blocks with a wrong CRC. The index still points to the entries in such blocks, so a read of one of
 these entries is an I/O error.
 
