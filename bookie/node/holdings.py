@@ -15,7 +15,7 @@ from bookie.node.engine.format.arrays import Ids
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The bookie must store the ids of `stripe` that lie in ``first … last``."""
+    """The bookie must store the ids of `stripe` that are in ``first … last``."""
 
     first: int
     last: int

@@ -193,7 +193,7 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now; a running check stops pausing between ledgers, then another starts."""
+        """Start a check now; a running check first ends, without further pauses between ledgers."""
         self._asked = True
         self._interval.end()
         self._pace.end()
@@ -598,7 +598,7 @@ class IntegrityCheck:
         return result
 
     async def _save(self, state: LocalLedger, metadata: LedgerMetadata, batch: EntryBatch) -> None:
-        """Store verified entries again if their stored copies lie in a damaged place."""
+        """Store verified entries again if their stored copies are in a damaged place."""
         ids = await self._scrubber.ids_in_damage(state.ledger_id, batch.entry_ids())
         if not len(ids):
             return

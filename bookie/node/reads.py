@@ -101,7 +101,7 @@ class EntryReads:
     async def ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
         """Yield lists of rows, one row for each ledger stored here with an id above `after`.
 
-        The ids ascend from list to list and within a list. No list is empty.
+        The ids are in ascending order over all lists. No list is empty.
         """
         while True:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)

@@ -1,10 +1,10 @@
 """Finds flipped bits in entries without digests, which clients cannot check.
 
 Clients check the digests of entries. No request contains the digest type of a ledger. So a bookie
-infers the digest type from the entries that it reads: from a valid CRC in an entry, or from entry
-sizes and header lengths. If a ledger has no digests, or its digest type is unknown, the bookie
-returns an entry only if the CRC of the block or record matches. Read threads share the digest types
-that they inferred.
+infers the digest type from the entries that it reads: from a valid CRC, or from entry sizes and
+header lengths. If a ledger has no digests, or an unknown digest type, the bookie returns an entry
+only if the CRC of the block or record matches. Read threads share the digest types that they
+inferred.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Checkpointer:
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     async def delete_pages(self) -> None:
-        """Remove a bounded number of pages of ledgers that are deleted in the index.
+        """Remove a limited number of pages of ledgers that are deleted in the index.
 
         Files that have lost their last live bytes are removed, too. The mark does not move. Raises
         like `run`.

@@ -199,9 +199,9 @@ class Directories:
 def _refuse_one_place(journal: str, ledgers: str) -> None:
     """Refuse two paths to one directory (also through a link), or to nested directories.
 
-    Without this check, a later step of the start would fail: the process would lock one directory
-    twice, or a new directory would contain the other directory and so not be empty. The error of
-    that later step would give the operator a wrong reason.
+    Without this check, a later step of the start would fail, and its error would give the operator
+    a wrong reason. For example, the process would lock one directory twice. Or a new directory
+    would not be empty, because it contains the other directory.
 
     Raises:
         ConfigurationError: the paths name one directory, or one directory contains the other.

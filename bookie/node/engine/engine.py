@@ -262,7 +262,7 @@ class Engine:
 
     @property
     def holds_adds_back(self) -> bool:
-        """True if adds have to wait for a checkpoint, so that the memtables stay bounded.
+        """True if adds have to wait for a checkpoint, so that the memtables stay small.
 
         On a full device, adds do not wait: new entries are refused, recovery adds are accepted.
         """
@@ -681,7 +681,7 @@ async def open_engine(
         corrupt=len(booted.report.corrupt),
     )
     for damage in booted.report.corrupt:
-        # Durable data is lost: tell the operator in the log and in a metric.
+        # Durable data is lost: report this to the operator in the log and in a metric.
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:

@@ -41,7 +41,7 @@ class FetchSources:
     files: FileTable
     prefetcher: Prefetcher
     gap_bytes: int
-    """Two reads are combined if at most this many bytes lie between them."""
+    """Two reads are combined if the gap between them has at most this many bytes."""
     digests: DigestSizes = field(default_factory=DigestSizes)
 
 

@@ -303,6 +303,6 @@ class LimboCount:
             for item in page:
                 self.ledgers += self._ahead.pop(item.ledger_id, item.row.limbo)
             passed = [ledger_id for ledger_id in self._ahead if ledger_id <= limit]
-            # The page lacks these ledgers, because they are new or deleted.
+            # The listing omits these changed ledgers, because they are new or deleted.
             self.ledgers += sum(self._ahead.pop(ledger_id) for ledger_id in passed)
             self._listed_to = limit

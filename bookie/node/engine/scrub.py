@@ -3,7 +3,7 @@
 One pass reads the files, in the order of their numbers, and the index. In files, the pass checks
 the checksums of blocks and of request payloads, and the ids in packets. In the index, the pass
 checks the checksums of pages and ledger rows, and that slots point inside their files. A pass
-bypasses the page cache if the file system allows this. A pass reads at a bounded rate, in steps of
+bypasses the page cache if the file system allows this. A pass reads at a limited rate, in steps of
 a worker thread.
 
 Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
@@ -61,7 +61,7 @@ STEP_BYTES = 1024 * 1024
 REMEMBER_BYTES = 64 * 1024 * 1024
 """The largest number of bytes that a pass reads again after a restart."""
 NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
-"""The rate of a pass that an operator requested."""
+"""The lowest rate of a pass that an operator requested."""
 IDLE_SECONDS = 60.0
 """The pause between two passes; also the pause between checks while scrubbing is off."""
 
@@ -156,7 +156,7 @@ class Scrubber:
 
     @property
     def settings(self) -> StorageSettings:
-        """The settings, which may be replaced at any time. If the old rate was 0, a pass begins."""
+        """The settings, which may be replaced at any time. If the rate was 0, a pass may begin."""
         return self._settings
 
     @settings.setter
@@ -167,7 +167,7 @@ class Scrubber:
             self._idle.end()
 
     def status(self) -> dict[str, object]:
-        """Return the state of the current pass, and the damaged places."""
+        """Return the damaged places, the report, and True as `running` during a requested pass."""
         return {
             "needed": bool(self.findings),
             "running": self._now,
@@ -395,7 +395,7 @@ class Scrubber:
         await self._forget([key for key in gone if key in self.findings])
 
     async def ids_in_damage(self, ledger_id: int, ids: Ids) -> Ids:
-        """Return the ids in `ids` whose stored entries lie in a damaged place.
+        """Return the ids in `ids` whose stored entries are in a damaged place.
 
         Raises:
             CorruptionError: a page of the index is damaged.
@@ -408,7 +408,7 @@ class Scrubber:
         return ids[is_inside & found.present]
 
     async def entries_in_damage(self) -> AsyncIterator[tuple[int, Ids]]:
-        """Yield the ids of the stored entries that lie in damaged places.
+        """Yield the ids of the stored entries that are in damaged places.
 
         Each item is a ledger id, and the ids from one index page of that ledger.
 

@@ -285,7 +285,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """Keep the chain of blocks from offset 0 on; the other offsets lie inside bodies of blocks."""
+    """Keep the chain of blocks from offset 0 on; the other offsets are inside bodies of blocks."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:

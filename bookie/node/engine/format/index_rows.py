@@ -1,6 +1,6 @@
 """Rows of the index: one row per ledger, one row per file, and one row with the journal mark.
 
-All integers are little endian. Every row carries a CRC32C of its key and its content, because LMDB
+All integers are little endian. Every row has a CRC32C of its key and its content, because LMDB
 has no checksums. The CRC covers the key, so that a row under another row's key fails the check.
 
 ======  ====  =========================================================================

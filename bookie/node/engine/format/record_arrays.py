@@ -305,7 +305,7 @@ def _each(values: Ids, counts: Ids, lone: bool) -> Ids:
 
 
 def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
-    """Read the values of type `dtype` at the offsets `at`; all offsets lie inside the body."""
+    """Read the values of type `dtype` at the offsets `at`; all offsets are inside the body."""
     rows = np.ndarray(
         len(body) - dtype.itemsize + 1,
         np.dtype((np.void, dtype.itemsize)),

@@ -2,9 +2,9 @@
 
 **Pages.** The ``meta`` table has a record for each deleted ledger that still has pages. The name of
 the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
-pages. Therefore the value of the record is a CRC32C of its name. (A record of an older version has
-an empty value.) Also, pages are removed only if the ledger's row, which has its own checksum, says
-that the ledger was deleted. The row and the record are written in one transaction, and the row is
+pages. Therefore the value of the record is a CRC32C of its name; a record of an older version has
+an empty value. Also, pages are removed only if the ledger's row says that the ledger was deleted;
+the row has its own checksum. The row and the record are written in one transaction, and the row is
 never removed before the record.
 
 **Rows.** A row that says "deleted" makes the bookie refuse late adds, and keeps a replay from

@@ -457,7 +457,7 @@ class _Commit:
         )
 
     def apply(self, changes: Sequence[LedgerChange]) -> None:
-        """Write the slots and rows of these ledgers; the ledger ids must ascend."""
+        """Write the slots and rows of these ledgers, whose ids must be in ascending order."""
         for start in range(0, len(changes), LEDGERS_AT_ONCE):
             self._apply(changes[start : start + LEDGERS_AT_ONCE])
 

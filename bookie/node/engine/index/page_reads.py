@@ -161,7 +161,7 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:
     """Return the ``meta`` values whose names begin with `prefix`, as pairs of name and value.
 
-    The returned names lack the prefix.
+    The returned names do not include the prefix.
     """
     with store.read() as txn:
         pairs = txn.range("meta", prefix, prefix + b"\xff" * 16, 2**31)

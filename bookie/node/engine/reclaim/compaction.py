@@ -14,7 +14,7 @@ files are removed. A crash at any moment is harmless. Until the index commits, r
 files; the next start removes a log that has no row in the index.
 
 A file with an unreadable part is reported; later rounds skip the file. A round works in small steps
-at a bounded rate. The pause after a step is at least as long as the step, or `PAUSE_SECONDS_MAX` if
+at a limited rate. The pause after a step is at least as long as the step, or `PAUSE_SECONDS_MAX` if
 the step was longer.
 """
 
@@ -52,7 +52,7 @@ LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
 """If memory has this many bytes of live entries, the entries are sorted and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
-"""Compaction skips a file with less garbage than this."""
+"""A file with less garbage is compacted only by force, for the journal budget, or if small."""
 
 SMALL_FILES_MIN = 16
 """If there are at least this many small files, a round merges them, whatever their live share."""
@@ -64,7 +64,7 @@ PAUSE_SECONDS_MAX = 0.1
 """The longest pause after a slow step; the pause that limits the rate may be longer."""
 
 ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
-"""The current journal file ends early if it has at least this much garbage."""
+"""The current journal file ends early if it has this much garbage and a low live share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Compactor:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
-        """Start a round soon, unless suspended; with `force`, the round takes all garbage files."""
+        """Start a round soon, unless suspended; with `force`, compact every file with garbage."""
         self._forced = self._forced or force
         self._interval.end()
 

@@ -2,8 +2,8 @@
 
 The log is an entry log like the log that a start writes. The log's first record is a LINK to the
 newest file from which the log took entries. A rebuild reads the log right after the file in the
-LINK, because journals with lower numbers than the log may hold newer copies of its entries. The log
-also holds the ledgers' keys, fences, limbo, explicit LACs and deletions.
+LINK, because journals with lower numbers than the log may have newer copies of entries. The log
+also has the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
 A log gets its final name once all of its content is durable. A start removes a log that has no row
 in the index.
