@@ -8,7 +8,7 @@ expiry counts only time that complete collector rounds observed:
 2. After `deleted_ledger_retention_seconds`, rows of ledgers deleted before the period are removed.
    Before the removal, the ledger must be absent from the metadata store, and all files with its
    entries must be gone (`node/engine/index/deleted_ledgers.py`).
-3. Then the next period begins.
+3. After the removal of all expired rows, the next period begins.
 
 After the row is removed, a late add creates the ledger again. The collector then deletes this
 ledger, like every ledger that is absent from the metadata store.

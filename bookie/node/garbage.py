@@ -58,7 +58,7 @@ LISTING_REST = 20.0
 """The pause after a listing is at least this many times as long as the listing."""
 
 FORCED_PAUSE_SECONDS = 3.0
-"""The pause between the two forced rounds, unless the usual interval is shorter."""
+"""The longest pause between the two forced rounds, except after a slow listing."""
 
 ABSENT_ALWAYS_MAX = 1
 """The number of absent ledgers that never stops deletions, even if few ledgers are stored here."""
@@ -523,7 +523,7 @@ class GarbageCollector:
         gone: list[int] = []
         for start in range(0, len(ids), READS_AT_ONCE):
             gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
-        # If an operator keeps a ledger meanwhile, the ledger has a new absence, and stays.
+        # If an operator keeps a ledger meanwhile, its absence is new, and it is not deleted.
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:

@@ -218,9 +218,9 @@ class StoreMemory:
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
         """Return the reason to keep all absent ledgers; empty if few ledgers are absent.
 
-        Too many are absent if `absent` exceeds `always` and the share `share` of the ledgers stored
-        here. During a stop, the smallest number of stored ledgers since the stop began counts, so
-        that new ledgers cannot end the stop.
+        Too many are absent if `absent` exceeds both `always` and the share `share` of the ledgers
+        stored here. During a stop, the smallest number of stored ledgers since the stop began
+        counts, so that new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local

@@ -64,7 +64,7 @@ class Missing:
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """Yield the entries that `bookie_id` must store by the ledger's ensembles and write sets.
+    """Yield the entries that `bookie_id` must store, by the ledger's ensembles and write quorum.
 
     The holdings are in ascending order. For a ledger that is not closed, the last fragment is
     omitted, because its end is unknown.

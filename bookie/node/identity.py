@@ -64,7 +64,7 @@ class Decision(enum.Enum):
     RESUME = enum.auto()
     START = enum.auto()
     REPLACE = enum.auto()
-    """Start empty instead of with the lost data, if no entry is at risk."""
+    """Start without the lost data, in empty directories, if no entry is at risk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ async def _replace(
     """Replace the bookie's last cookie by a NEW cookie.
 
     Raises:
-        BadVersionError: the metadata changed after `_examine`, which must be called again.
+        BadVersionError: a cookie changed after `_examine`, which must be called again.
     """
     replaced = await losses.replace(examined, cookie)
     _log.warning(

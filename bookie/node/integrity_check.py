@@ -229,8 +229,8 @@ class IntegrityCheck:
     def status(self) -> dict[str, object]:
         """Return the state for an operator, and the result of the last check.
 
-        ``whole`` is true only if all entries are known to be here; ``unfinished`` may give the
-        reason.
+        ``whole`` is true only if all entries are known to be here. If the last check did not
+        finish, ``unfinished`` is the reason.
         """
         return {
             "needed": self.needed,
@@ -408,11 +408,11 @@ class IntegrityCheck:
             await self._scrubber.settle()
 
     async def _is_spare(self, damage: frozenset[tuple[int, int, int]]) -> bool:
-        """True if, by the metadata, this bookie must store no entry that is in a damaged place.
+        """True if this bookie must store, according to metadata, no entry in a damaged place.
 
         Two kinds of entries may stay in damaged places: entries after the end of a closed ledger,
-        and entries that other bookies must store now. A reader of such an entry gets an error or a
-        wrong digest, never a denial.
+        and entries that other bookies must store now. If a client reads a damaged entry, the client
+        gets an error or a wrong digest, never a denial.
         """
         if not damage:
             return True

@@ -63,7 +63,7 @@ class Admission:
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Return the refusal of an add, or None; the bytes of the add's entries are not checked."""
+        """Return the reply that refuses an add, or None; the bytes of entries are not checked."""
         # Check the key first: fence and deletion belong to the ledger with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED
@@ -160,7 +160,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo, or take it out of limbo; once durable, the waiter gets OK.
+        """Put a ledger in limbo or take it out; the waiter gets OK once the change is durable.
 
         With `fence`, a ledger that enters limbo is also fenced.
         """

@@ -37,7 +37,7 @@ from bookie.node.engine.memtable import Memtable
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048
-"""The most entries that one transaction moves to a log; a transaction blocks other threads."""
+"""A transaction that moves entries to a log ends after so many, because it blocks other threads."""
 
 MEMTABLES_FULL = 2
 """During a checkpoint, adds wait if the new memtable has this many times `entries_due` entries."""
@@ -321,7 +321,7 @@ class Checkpointer:
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():
                 return None
-            # A checkpoint may write this state's row before the next removal.
+            # Set the flag now: a checkpoint may write this state's row before the next removal.
             state.reclaimed = True
             # If the removal ends without a result (cancelled), the counts must not include removed
             # entries. The next checkpoint of the ledger counts its entries again.

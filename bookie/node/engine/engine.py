@@ -125,7 +125,7 @@ class Engine:
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
-        """Return the refusal of an add, or None; see `Admission.refusal`."""
+        """Return the reply that refuses an add, or None; see `Admission.refusal`."""
         self.add = admission.add
         """Accept a batch; the caller has seen that `refusal` is None; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, self._metrics).add
@@ -537,7 +537,7 @@ class Engine:
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
                 if in_order and self.failure is None:
-                    # Without the `STOPPED` file, the next start only reads the whole index once.
+                    # Without the file `STOPPED`, the next start reads the whole index: no harm.
                     with suppress(OSError):
                         self._directories.mark_stopped()
 

@@ -6,7 +6,7 @@ drops pages before memory is full. Two windows of pages stay in memory, each of 
 bytes:
 
 - the newest bytes of the journal, which tailing readers read;
-- the newest bytes that reads and compactions loaded from older places.
+- the newest bytes that reads and compactions loaded from other parts of the files.
 
 A separate thread drops the pages that have left a window, in steps of up to 32 MiB. Only pages of
 durable bytes are dropped, so no drop can lose data. A drop is only a hint to the kernel, so errors

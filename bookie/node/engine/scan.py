@@ -138,7 +138,7 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the length of the block at the start of `data`; for an invalid block, of a header.
+    """Return the length of the block at the start of `data`; if invalid, the length of a header.
 
     Raises:
         FormatError: the header is intact but has flags that this version does not know.

@@ -7,7 +7,7 @@ bypasses the page cache if the file system allows this. A pass reads at a limite
 a worker thread.
 
 Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
-integrity check finds that this bookie, by the metadata, need not store any entry in a damaged
+integrity check finds that, according to metadata, the bookie must store no entry in a damaged
 place. A later pass removes the record of the damage if the place is sound or the file is gone.
 `Scrubber.settle` removes the record if the index no longer points into the damaged place. So the
 record is removed after the damaged entries are copied back from other bookies, or after a

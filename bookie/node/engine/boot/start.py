@@ -3,7 +3,7 @@
 This order makes a start safe:
 
 1. Temporary files are removed.
-2. The page cache of index and journals is dropped, so that reads come from the device.
+2. Index and journals are synced and dropped from the page cache: reads come from the device.
 3. The index is opened, or rebuilt from the files if the index is lost or damaged.
 4. The journal is replayed from the mark.
 5. A new journal file is created.

@@ -31,7 +31,7 @@ offset bytes meaning
 6      2     reserved (u16), 0
 8      4     body length in bytes (u32): 8 MiB normally, never above 64 MiB
 12     4     number of records in the body (u32)
-16     8     sequence (u64): rises by one from block to block, also across files
+16     8     sequence (u64): rises by one from block to block, also across journals
 24     8     durable_upto (u64): this file was known to be synced up to this offset
              when the block was written
 32     4     CRC-32C of the nonce, the sequence (u64) and the body

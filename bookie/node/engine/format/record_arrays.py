@@ -130,7 +130,7 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
     lasting = np.searchsorted(-counts[order], -np.arange(steps), "left")
     at = starts[order]
     first = (np.cumsum(counts) - counts)[order]
-    # View the length field at each record's first byte.
+    # If a record begins at i, lengths[i] is the length field of this record.
     lengths = np.ndarray(
         len(data) - RECORD_HEADER_SIZE_BYTES + 1, _U32, data, _LENGTH_AT, strides=(1,)
     )

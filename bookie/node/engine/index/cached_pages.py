@@ -62,7 +62,7 @@ class CachedPages:
             self._evict()
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Drop the pages of these ledgers, which a transaction changed."""
+        """Drop the cached pages of these ledgers, because a transaction changed the pages."""
         self.stamp += 1
         for ledger_id in ledger_ids:
             self._count -= len(self._ledgers.pop(ledger_id, ()))

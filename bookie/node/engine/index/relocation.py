@@ -42,7 +42,7 @@ class Relocation:
     """Ledgers for which the log has a DELETED record."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """Split the relocation into parts of about `entries_max` entries, at least one part."""
+        """Split the relocation; each part except the last has at least `entries_max` entries."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:

@@ -38,8 +38,8 @@ class SlotWriter:
     ) -> tuple[Ids, Ids]:
         """Write the table of each ledger; return each ledger's gain in entries and in bytes.
 
-        The ledger ids must be in ascending order. `last_entry_ids` has each ledger's last id in the index: no page
-        exists above the page of this id.
+        The ledger ids must be in ascending order. `last_entry_ids` has each ledger's last id in the
+        index: no page exists above the page of this id.
 
         Raises:
             ChecksumError: a page that had to be changed is damaged.

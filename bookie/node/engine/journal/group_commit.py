@@ -74,8 +74,8 @@ _APPEND = RequestKind.APPEND
 class JournalRequest:
     """A request to append records, or to wait for durability.
 
-    The event loop creates the request, and gets the request back when it is complete. Between these
-    two times, only the journal thread uses the request.
+    The event loop creates the request, and gets the request back when it is complete. From the
+    submission to the completion, only the journal thread uses the request.
     """
 
     kind: RequestKind
