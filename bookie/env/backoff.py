@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 UP_TO: Final = (0.5, 1.0)
-"""Range of shares for jitter: from half of a delay to the whole delay."""
+"""Jitter multiplies each delay by a random number between 0.5 and 1."""
 AROUND: Final = (0.5, 1.5)
-"""Range of shares for jitter: from half of a delay to one and a half; the mean is the delay."""
+"""Jitter multiplies each delay by a random number between 0.5 and 1.5; the mean is 1."""
 FULL: Final = (0.0, 1.0)
-"""Range of shares for jitter: from no delay to the whole delay."""
+"""Jitter multiplies each delay by a random number between 0 and 1."""
 
 _DOUBLINGS_MAX = 1000
 
@@ -23,7 +23,7 @@ class Backoff:
         longest_seconds: the longest delay, before jitter.
         jitter: returns random numbers in [0, 1), so that many clients do not retry at the same
             time. If `jitter` is None, delays are exact.
-        shares: with `jitter`, each delay is multiplied by a random number in this range.
+        shares: the range of the random number by which `jitter` multiplies each delay.
     """
 
     __slots__ = ("_first", "_jitter", "_longest", "_shares", "failures")
@@ -53,7 +53,7 @@ class Backoff:
         self.failures = 0
 
     def after(self, failures: int) -> float:
-        """Return the delay in seconds after `failures` earlier delays; `next` is not affected."""
+        """Return the delay in seconds after `failures` delays; this call does not change `next`."""
         seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
         if self._jitter is None:
             return seconds

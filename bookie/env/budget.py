@@ -9,7 +9,7 @@ from collections import deque
 class ByteBudget:
     """A number of bytes that requests take and give back; waiting requests form a queue.
 
-    A request that is larger than the whole budget is admitted while no other request has bytes.
+    A request that is larger than the whole budget gets its bytes when no other request has bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -21,7 +21,7 @@ class ByteBudget:
     def try_take(self, size: int, beyond: int = 0) -> bool:
         """Take `size` bytes if they fit into the budget; return True if they were taken.
 
-        A positive `beyond` enlarges the budget for this call by so many bytes, and lets this call
+        A positive `beyond` enlarges the budget for this call by `beyond` bytes, and lets this call
         overtake waiting callers. Without `beyond`, the result is False while a caller waits.
         """
         used = self.used + size
@@ -42,7 +42,7 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                # Bytes returned since the cancellation went to other callers.
+                # This caller took no bytes, but it may have blocked the callers behind it.
                 if (size, turn) in self._waiting:
                     self._waiting.remove((size, turn))
                 self._admit()

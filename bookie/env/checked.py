@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _BYTES = (bytes, bytearray, memoryview)
 _SECRET = ("password",)
-"""Arguments whose values are kept out of errors, because errors are logged."""
+"""Names of arguments whose values no error shows, because errors are logged."""
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -38,7 +38,7 @@ class _Kind:
     """The kind of values that an annotation accepts."""
 
     text: str
-    """The description of a value of this kind, for people."""
+    """The description of such a value in error messages, for example "an integer"."""
     take: Callable[[Any], Any]
     """Checks and returns a value; an iterable is returned as a list. Raises _WrongError."""
 
@@ -121,7 +121,7 @@ class _Arguments:
 
 
 def _described(value: object) -> str:
-    """Return a short text or a number as written in Python; return the type of other values."""
+    """Return the `repr` of a short text or number; for other values, return the type's name."""
     if isinstance(value, str | int | float) and len(repr(value)) < 40:
         return repr(value)
     return type(value).__name__

@@ -19,7 +19,7 @@ Moment: TypeAlias = datetime | int
 
 
 class Clock(Protocol):
-    """Reads a monotonic clock and a wall clock, makes random nonces, and identifies the boot."""
+    """Reads a monotonic clock, a wall clock and the id of this boot, and makes random nonces."""
 
     def monotonic(self) -> float:
         """Return seconds that never decrease; only differences are meaningful."""
@@ -92,7 +92,7 @@ def parse_moment(text: str) -> int:
 
 
 def moment_text(milliseconds: int) -> str:
-    """Return ms since 1970 as ISO 8601 text in UTC, or as a number if `datetime` cannot hold it."""
+    """Return ms since 1970 as ISO 8601 text in UTC; a time beyond `datetime` becomes ``N ms``."""
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -106,10 +106,10 @@ def duration_text(seconds: float) -> str:
 
 
 def boot_time_seconds() -> float:
-    """Return seconds since the machine started, with suspended time; the same in all processes."""
+    """Return seconds since the machine started, including suspended time, for any process."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def jitter() -> float:
-    """Return a random number in [0, 1), by which clients spread their actions over time."""
+    """Return a random number in [0, 1), with which clients spread their actions over time."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

@@ -57,36 +57,36 @@ class Readable(Protocol):
     """An object whose bytes can be read by offset."""
 
     def pread(self, size: int, offset: int) -> Buffer:
-        """Return up to `size` bytes from `offset`; fewer only at the end."""
+        """Return `size` bytes from `offset` on, or fewer bytes if the object ends before."""
 
     def size(self) -> int:
-        """Return the number of bytes up to the end."""
+        """Return the size of the object in bytes."""
 
 
 class File(Protocol):
-    """One open file, read and written at offsets; it has no shared position."""
+    """One open file; each read or write has an offset, because the file has no position."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all `buffers` one after the other at `offset`; return the number of bytes written.
 
-        A short write is continued. Nothing is durable before `fdatasync`, although some of the data
-        may already be on the device.
+        After a short write, the method writes the rest. Nothing is durable before `fdatasync`,
+        although some of the data may already be on the device.
         """
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Return up to `size` bytes, fewer only at the end of the file; may block on the device."""
+        """Return `size` bytes, or fewer at the end of the file; may wait for the device."""
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """Return at once: exactly `size` bytes if they are in memory, otherwise None."""
+        """Return exactly `size` bytes if all are in memory, otherwise None; never block."""
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Ask the device to read `size` bytes into memory for later use; a hint that never fails.
+        """Ask the device to read `size` bytes into memory for later use; this call never fails.
 
         The call returns once the device has been asked, which may take a while on a busy device.
         """
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """Read like `pread`, but from the device, bypassing the page cache where that is possible.
+        """Read like `pread`, but without the page cache if the file system permits this.
 
         `size` and `offset` must be multiples of 4096.
         """
@@ -100,19 +100,20 @@ class File(Protocol):
     def allocate(self, offset: int, size: int) -> None:
         """Reserve disk space for `size` bytes at `offset`, writing no zeros; a shorter file grows.
 
-        After an error, a part of the space may stay reserved; `truncate` frees it.
+        After an error, a part of the space may stay reserved; `truncate` frees this part.
         """
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes and free the space beyond; the cut is not durable yet."""
 
     def drop_cache(self) -> None:
-        """Sync, then drop the kernel's cached copy, so that reads come from the device."""
+        """Sync the file and drop its pages from the page cache, so that reads need the device."""
 
     def forget(self, offset: int, size: int) -> None:
-        """Drop synced pages of the file from the page cache (a hint); later reads need the device.
+        """Ask the kernel to drop synced pages of the file from the page cache.
 
-        A `size` of 0 means up to the end of the file. Pages with unwritten changes stay in memory.
+        Later reads of these pages need the device. A `size` of 0 means up to the end of the file.
+        Pages with unwritten changes stay in memory.
         """
 
     def close(self) -> None:
@@ -125,24 +126,24 @@ class Disk(Protocol):
     def create(self, path: str, allocate_bytes: int) -> File:
         """Create a file, open it for writing, and reserve `allocate_bytes` without writing zeros.
 
-        An existing file of that name is emptied. The content and the name of the new file are not
-        durable yet.
+        If a file of that name exists, its content is deleted. The content and the name of the new
+        file are not durable yet.
         """
 
     def open(self, path: str, *, writable: bool = False) -> File:
         """Open an existing file; a missing file is not created."""
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in `directory`, sorted."""
+        """Return the names of all files and directories in `directory`, sorted."""
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file within one directory; durable after `sync_directory`."""
+        """Rename a file within one directory; the new name is durable after `sync_directory`."""
 
     def unlink(self, path: str) -> None:
-        """Remove a file's name, durable after `sync_directory`; a missing file is not an error."""
+        """Remove a file if it exists; the removal is durable after `sync_directory`."""
 
     def make_directory(self, path: str) -> None:
-        """Create `path` (mode 0700) and its parents if missing, durably."""
+        """Create the directory `path` and its missing parents durably, with mode 0700."""
 
     def sync_directory(self, path: str) -> None:
         """Make all creations, renames and removals in the directory `path` durable."""
@@ -172,7 +173,7 @@ class PosixFile:
         # Some file systems refuse RWF_NOWAIT; then every read goes to a thread.
         self._nowait = True
         self._direct: int | None = None
-        """A second descriptor that bypasses the page cache; -1 if the file system has none."""
+        """A second descriptor that bypasses the page cache; -1 if the file system refuses it."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         size = sum(map(len, buffers))
@@ -180,7 +181,7 @@ class PosixFile:
             return self._pwritev_some(buffers, size, offset) - offset
         start = begun = offset
         for part in _parts(buffers):
-            # Write back only whole pages, because the last page will soon change again.
+            # Write back only full pages, because the next part changes the last, partial page.
             pages_end = offset - offset % PAGE_BYTES
             if pages_end > begun:
                 _start_writeback(self._fd, begun, pages_end - begun)
@@ -241,7 +242,7 @@ class PosixFile:
         if self._direct is None:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
             try:
-                # Open the file by its descriptor, because its name may be gone.
+                # Open the file by its descriptor, because the file may have no name any more.
                 self._direct = os.open(f"/proc/self/fd/{self._fd}", flags)
             except OSError as error:
                 if error.errno != errno.EINVAL:
@@ -285,13 +286,13 @@ class PosixFile:
             os.close(direct)
 
     def __del__(self) -> None:
-        # The last user closes a file that the table has dropped.
+        # An owner may drop the file while a reader still uses it: the last user closes the file.
         if self._fd >= 0:
             self.close()
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Split `buffers` into a list per pwritev; `IOV_MAX` or `WRITEBACK_BYTES` ends a list."""
+    """Yield the buffers of each pwritev: up to `IOV_MAX` buffers, or `WRITEBACK_BYTES` bytes."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -317,7 +318,7 @@ _sync_file_range = _load_sync_file_range()
 
 
 def _start_writeback(fd: int, offset: int, size: int) -> None:
-    """Ask the device to write a range of the file; a hint that makes nothing durable.
+    """Ask the device to begin to write a range of the file; this call makes nothing durable.
 
     The function does not wait for the write: a flag that makes sync_file_range wait would consume a
     device error that the following fdatasync must report. Some file systems ignore the hint.
@@ -400,8 +401,8 @@ class PosixDisk:
 def _buffer(size: int) -> Buffer:
     if size < _FILLED_BYTES_MAX:
         return bytearray(size)
-    # A bytearray is filled with zeros, which takes half as long as the read of a MiB. Import numpy
-    # here, because many commands use the disk without arrays.
+    # Python fills a bytearray with zeros: for 1 MiB, this takes half as long as the read. Import
+    # numpy here, because many commands use the disk without arrays.
     from numpy import empty, uint8
 
     return empty(size, uint8).data
@@ -414,5 +415,5 @@ def allocate(fd: int, size_bytes: int, offset: int = 0) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        # The file system cannot allocate, so only set the size.
+        # The file system cannot reserve space, so only extend the file to the new size.
         os.ftruncate(fd, max(offset + size_bytes, os.fstat(fd).st_size))

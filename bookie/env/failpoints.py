@@ -43,11 +43,11 @@ FAILPOINTS = (
     "cookie.before_ready",
     "cookie.after_ready",
 )
-"""Every failpoint, in the order in which a running bookie passes them."""
+"""The names of all failpoints, grouped by the component that passes them."""
 
 
 class Failpoints:
-    """The armed failpoints of one process; if none is armed, `hit` costs one look-up."""
+    """The armed failpoints of one process; if no failpoint is armed, `hit` costs one look-up."""
 
     def __init__(self, spec: str = "") -> None:
         """Arm the failpoints of `spec`: ``name`` or ``name:nth``, comma separated; nth from 1.

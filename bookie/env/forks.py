@@ -1,7 +1,7 @@
 """Detects a fork after the use of gRPC, because gRPC then hangs or crashes in the child process.
 
-A process may fork after it opened a channel, if the child does not use gRPC. A test of gRPC itself
-could hang in the child, so this module records each use of gRPC.
+A process may fork after it opened a channel, if the child does not use gRPC. A trial call of gRPC
+could hang in the child, so this module records each use of gRPC before the fork.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             running = [tasks.create_task(outcome(call)) for call in begun]
     finally:
         for call in begun:
-            call.close()  # a call that was cancelled before it began was never awaited
+            call.close()  # if a call was cancelled before it began, nothing awaited it
     if errors:
         raise errors[0] from None
     return [result for task in running for result in task.result()]
@@ -44,7 +44,7 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @asynccontextmanager
 async def beside(work: Iterable[Coroutine[object, object, object]]) -> AsyncIterator[None]:
-    """Run the calls of `work` while the ``async with`` block runs; cancel them at the block's end.
+    """Run the calls of `work` while the ``async with`` block runs; cancel these calls at its end.
 
     If one call fails, the block is cancelled and the error is raised in an exception group.
     """

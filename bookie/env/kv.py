@@ -1,6 +1,6 @@
 """A sorted, transactional key-value store in a directory, and its implementation by LMDB.
 
-One write transaction and several read transactions run concurrently; each transaction reads the
+One write transaction and several read transactions may run concurrently; each transaction reads the
 snapshot from its start. A write transaction is durable when its `with` block ends. If the block
 raises an error, the transaction changes nothing. LMDB has no checksums, so the store keeps a sum
 over all pairs; an opening compares the sum unless the file is trusted (`open_lmdb`). LMDB is opened
@@ -52,16 +52,16 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""LMDB errors of an opening that failed for another reason than the file's content."""
+"""Errors of LMDB if the opening fails for another reason than the content of the file."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
-"""LMDB error codes of a write without room; a short write gives EIO."""
+"""LMDB's error codes if the device has no room for a write; LMDB reports a short write as EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""More than LMDB writes at once: if so much is free, no write fails because the device is full."""
+"""LMDB writes less than this at once, so a device with this much free space is not full."""
 
 
 class ReadTransaction(Protocol):
@@ -76,14 +76,14 @@ class ReadTransaction(Protocol):
         """Return up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
-        """Return up to two pairs: the last pair below `key`, and the first pair at or above it."""
+        """Return the last pair below `key` and the first pair at or above `key`, if they exist."""
 
     def count(self, table: str) -> int:
         """Return the number of keys in `table`."""
 
 
 class WriteTransaction(ReadTransaction, Protocol):
-    """A snapshot of the store, with the transaction's own changes on top."""
+    """A snapshot of the store that also shows the transaction's own changes."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return each key's value or None; use this for keys that the transaction will put."""
@@ -131,9 +131,9 @@ class _LmdbTransaction:
         self._transaction = transaction
         self._tables = tables
         self._delta = 0
-        """The change of the sum over all pairs so far."""
+        """The amount by which this transaction has changed the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """Values that `get_many` read and no put has changed; the sum needs these old values."""
+        """Values that `get_many` read and that are unchanged; a put subtracts them from the sum."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -175,7 +175,7 @@ class _LmdbTransaction:
         self._transaction.put(key, value, db=self._tables[table])
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        # The newest pair wins, as in the table.
+        # If a key occurs twice, its last pair counts, as in LMDB.
         unique = dict(pairs)
         seen = self._seen[table]
         known = {key: seen.pop(key) for key in unique.keys() & seen.keys()} if seen else {}
@@ -194,7 +194,7 @@ class _LmdbTransaction:
         return bool(self._transaction.delete(key, db=self._tables[table]))
 
     def _count(self, table: str, pairs: dict[bytes, bytes], before: dict[bytes, bytes]) -> None:
-        """Update the sum over all pairs: `pairs` replace the pairs `before`."""
+        """Update the sum over all pairs: the new `pairs` replace the old pairs in `before`."""
         of_keys = list(map(crc32c, pairs, repeat(seed_of(table))))
         added = sum(map(crc32c, pairs.values(), of_keys))
         removed = 0
@@ -226,7 +226,7 @@ class LmdbStore:
         open file only after a failure; the sync then reports if any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
-        """Open the tables, or create them durably; call this first; raises like `write`."""
+        """Open all tables, or create them durably; call this first; raises the errors of `write`."""
         with self._writing() as transaction:
             for name in names:
                 try:
@@ -304,7 +304,7 @@ class LmdbStore:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # After another error, the file system lacks this call, so its figures decide.
+            # Any other error means that the file system lacks a call, so only `_free_bytes` counts.
             if is_disk_full(error):
                 return False
         return self._free_bytes() >= _ROOM_BYTES
@@ -344,9 +344,10 @@ def open_lmdb(
 
     Raises:
         CorruptionError: the files in the directory are not a readable LMDB environment.
-        ConfigurationError: permission, memory or address space is missing.
+        ConfigurationError: LMDB lacks permission, memory, address space or room for a new file, or
+            this process has the environment open already.
         DiskFullError: there is no room for the tables.
-        OSError: there is no room for the lock file, or the device failed.
+        OSError: there is no room for the lock file, a file cannot be opened, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
     check_lmdb_file(path, tables, whole=not trusted)
@@ -369,7 +370,7 @@ def open_lmdb(
         raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
         if error.code > 0:
-            # Keep the system's own error code, which does not mean a damaged file.
+            # Keep the error code of the system: such an error does not mean a damaged file.
             raise OSError(error.code, f"{path} cannot be opened as an index: {error}") from error
         kind = ConfigurationError if "already open" in str(error) else CorruptionError
         raise kind(f"{path} cannot be opened as an index: {error}") from error

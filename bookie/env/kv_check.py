@@ -63,7 +63,7 @@ _MAP_BYTES_MAX = 2**47
 
 @dataclass(frozen=True, slots=True)
 class _Database:
-    """The description of a tree in a meta page, or in a row of the main table."""
+    """The description of a tree, from a meta page or from a row of the main table."""
 
     flags: int
     depth: int
@@ -102,7 +102,7 @@ def decode_sum(data: bytes) -> int:
 
 
 def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -> None:
-    """Read the LMDB file at `path`, if it exists and has content, and check it.
+    """Read and check the LMDB file at `path`; a missing or empty file passes the check.
 
     If `whole` is False, only the meta pages of the file are checked.
 
@@ -147,12 +147,12 @@ class _Check:
         self._page_size = _PAGE_SIZES[0]
         self._last_page = 0
         self._used = bytearray()
-        """One byte for each page of the file, 1 if a tree reaches it."""
+        """One byte for each page of the file; 1 means that the page is in use."""
         self._room = 0
         """The number of bytes that the nodes of the current page fill."""
 
     def newest_meta(self) -> _Meta:
-        """Check both meta pages and return the newer one."""
+        """Check both meta pages and return the newer meta page."""
         first = self._meta(os.pread(self._descriptor, _META_BYTES, 0), 0)
         self._page_size = first.page_size
         second = self._meta(os.pread(self._descriptor, _META_BYTES, first.page_size), 1)
@@ -160,7 +160,7 @@ class _Check:
             raise _DamageError("its two meta pages disagree about the page size")
         _check_transactions(first.transaction, second.transaction)
         newest = max(first, second, key=lambda meta: meta.transaction)
-        # The file may end before the last page: a page that was freed again was never written.
+        # The file may end before the last page: LMDB does not write a page that it freed again.
         if newest.last_page >= newest.map_bytes // self._page_size:
             raise _DamageError(f"its last page is {newest.last_page}, outside its map")
         return newest
@@ -335,7 +335,7 @@ class _Check:
         needed = -(-(_HEADER_BYTES + size) // self._page_size)
         at = number * self._page_size
         own, _, flags, count = _OVERFLOW.unpack(os.pread(self._descriptor, _OVERFLOW.size, at))
-        # A value that became smaller keeps its pages.
+        # A value that became smaller keeps all its pages, so `count` may exceed `needed`.
         if (own, flags) != (number, _OVERFLOWS) or count < needed:
             raise _DamageError(f"page {number} does not begin its value")
         self._use(number, count)
@@ -361,7 +361,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """Check that the meta pages hold successive transactions; the first page has the even one."""
+    """Check that the meta pages have successive transactions, the even one in the first page."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

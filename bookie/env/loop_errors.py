@@ -11,7 +11,7 @@ def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
     All event loops of a process share one event queue of gRPC, and `asyncio.run` closes its loop
     when it ends. If another loop takes an event for the closed loop from the queue, gRPC raises
-    "Event loop is closed". This error loses no other event, because each event wakes a loop again.
+    "Event loop is closed". No other event is lost, because each event wakes a loop again.
     """
     error = context.get("exception")
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):

@@ -49,7 +49,8 @@ class Outcome(Generic[T]):
     def then(self, callback: Callable[[T], None]) -> None:
         """Call `callback` with the result: inside `settle`, or now if the result is known already.
 
-        The callback must not raise. The callback must not settle another outcome before it returns.
+        The callback must not raise. If the callback settles another outcome, the callbacks of that
+        outcome run at once, too.
         """
         if self._results:
             callback(self._results[0])

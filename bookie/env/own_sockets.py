@@ -17,11 +17,11 @@ _MAPPED: Final = "::ffff:"
 """The prefix of an IPv4 address that an IPv6 socket reports."""
 
 _STRANGE: list[int] = []
-"""Duplicated descriptors of files that had reused a socket's descriptor number; they stay open."""
+"""Duplicates of descriptors that turned out to be files; the duplicates are never closed."""
 
 
 def socket_inode(descriptor: int) -> int | None:
-    """Return the inode number of a socket; None if the descriptor is closed or no socket."""
+    """Return the inode number of a socket; None if `descriptor` is closed or is no socket."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -52,8 +52,8 @@ def shut_down(descriptor: int, inode: int) -> bool:
         return False
     found = socket_inode(own)
     if found is None:
-        # To close the descriptor of a file would release the locks of this process on the file,
-        # such as those of the index.
+        # Closing any descriptor of a file releases this process's locks on the file, for example
+        # the locks of the index.
         _STRANGE.append(own)
         return False
     try:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 SLEEP_SECONDS_MIN, SLEEP_SECONDS_MAX = 0.001, 1.0
-"""The bounds of one sleep; after each sleep, a waiting task reads the rate again."""
+"""The shortest and the longest sleep; after each sleep, a waiting task reads the rate again."""
 
 
 class Pace:
     """Limits the bytes per second of background work; all tasks share the rate.
 
-    A waiting task follows a changed rate within `SLEEP_SECONDS_MAX`.
+    When the rate changes, a waiting task uses the new rate within `SLEEP_SECONDS_MAX`.
 
     Args:
         bytes_per_second: returns the current rate; 0 means no limit.
@@ -22,7 +22,7 @@ class Pace:
         self._bytes_per_second = bytes_per_second
         self._taken = 0
         self._passed = 0.0
-        """`_taken` counts the bytes of all calls, `_passed` those that the rate has permitted."""
+        """`_taken` counts the bytes of all calls; `_passed` counts the bytes permitted so far."""
         self._at = 0.0
 
     async def spend(self, size: int) -> None:
@@ -40,7 +40,7 @@ class Pace:
         """Count the bytes that the rate permitted since the last call; return the current rate."""
         rate = self._bytes_per_second()
         now = asyncio.get_running_loop().time()
-        # Idle time gives no credit.
+        # Time without work does not permit more bytes later.
         passed = self._passed + (now - self._at) * rate if rate else self._taken
         self._passed = min(self._taken, passed)
         self._at = now

@@ -11,8 +11,8 @@ class Pause:
     """A wait for one task at a time; other code may end the wait early or change its length.
 
     A component with dynamic settings has a public attribute `settings` and reads it in each round
-    of work. When `settings` is replaced, the component calls `measure_again`, so that a wait under
-    way gets its new length at once.
+    of work. When `settings` is replaced, the component calls `measure_again`, so that a current
+    wait gets its new length at once.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Pause:
         self._ended = False
 
     def end(self) -> None:
-        """End the wait now, or the next wait if no wait is under way."""
+        """End the current wait now; if no task waits, end the next wait at its start."""
         self._ended = True
         self._woken.set()
 
@@ -29,7 +29,7 @@ class Pause:
         self._ended = False
 
     def measure_again(self) -> None:
-        """Compute the length of the wait again; the new length counts from the wait's start."""
+        """Compute the length of the current wait again, counted from the start of the wait."""
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:

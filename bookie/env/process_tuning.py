@@ -1,10 +1,10 @@
-"""Tunes this process in two ways: it keeps freed memory, and it runs sooner on busy cores.
+"""Tunes this process: the process keeps freed memory, and runs sooner on busy cores.
 
-**Freed memory.** By default, glibc maps each large block when it is allocated, and unmaps it when
-it is freed. So a message of 1 MiB costs about 160 page faults, more than half of the transport's
-time. On two shared cores, a bookie that stores nothing received 560 batches of 1 MiB a second. With
-the two thresholds of this module, the bookie received 930 batches a second. In return, the process
-keeps up to `KEPT_BYTES` of freed memory at the top of each heap.
+**Freed memory.** By default, glibc maps each large block at its allocation, and unmaps the block
+when it is freed. So a message of 1 MiB costs about 160 page faults, more than half of the
+transport's time. On two shared cores, a bookie that stores nothing received 560 batches of 1 MiB a
+second. With the two thresholds of this module, the bookie received 930 batches a second. In return,
+the process keeps up to `KEPT_BYTES` of freed memory at the top of each heap.
 
 **Short time slices.** A bookie wakes up often and works briefly. On busy cores, Linux lets a task
 with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). A shorter
@@ -20,7 +20,7 @@ import struct
 from typing import Final
 
 KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of freed memory that the process keeps instead of returning them to the system."""
+"""Bytes of freed memory that the process keeps, and does not return to the system."""
 
 FROM_HEAP_BYTES_MAX: Final = 32 * 1024 * 1024
 """Memory blocks up to this size come from the heap; glibc allows no higher limit."""
@@ -52,7 +52,7 @@ def keep_freed_memory() -> bool:
 
 
 def ask_for_short_slices() -> bool:
-    """Shorten the time slice of this thread and of its later threads; return True if accepted.
+    """Shorten the time slice of this thread and its later threads; return True on success.
 
     The shorter slice affects the process: call this in the daemon only, before it starts a thread.
     """

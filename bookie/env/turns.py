@@ -4,10 +4,10 @@ If one turn handled a message of each of a thousand streams, the turn would last
 second, and urgent work would wait for several such turns. So each turn has a number of units, and
 ordinary work takes units before it runs. Work that gets no units waits for a later turn in a queue,
 its *line*. Each turn serves the lines in rotation, one piece of work from each line. So a peer with
-a thousand streams and one line gets no more units than a peer with one stream.
+a thousand streams in one line gets no more units than a peer with one stream.
 
-gRPC accepts one new call in each turn, in the order of their arrival, and hundreds of calls may
-arrive before a fence. So turns are short while new calls arrive.
+gRPC accepts one new call in each turn, in the order of arrival. So a fence may wait behind hundreds
+of calls, and turns must be short while new calls arrive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 UNITS_PER_HURRIED_TURN: Final = 2
 UNITS_PER_TURN: Final = 16
-"""Messages of usual size in one turn: at 100 to 200 µs each they take about 3 ms."""
+"""One unit is a message of usual size, which takes 100 to 200 µs; so a turn takes about 3 ms."""
 
 
 class Turns:
@@ -32,9 +32,9 @@ class Turns:
         self._units = self._left = units
         self._is_hurried = False
         self._is_due = False
-        """True if `_begin` is going to be called."""
+        """True if a call of `_begin` is scheduled in the event loop."""
         self._lines: dict[object, deque[tuple[int, asyncio.Future[None]]]] = {}
-        """Work that waits for a later turn, by line; the first line is served next."""
+        """The waiting work of each line; the next turn begins with the first line."""
 
     def try_take(self, units: int) -> bool:
         """Take `units` of this turn; return False if other work waits or no unit is left."""
@@ -51,11 +51,11 @@ class Turns:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(line, deque()).append((units, turn))
-        # A cancelled wait gives nothing back: each turn has all of its units again.
+        # After a cancellation, no units must be returned: a waiting task has taken no units.
         await turn
 
     def hurry(self) -> None:
-        """Shorten this turn and the next turn, because a new call arrived and more may wait."""
+        """Shorten this turn and the next turn, because a new call arrived and others may wait."""
         self._is_hurried = True
         self._left = min(self._left, UNITS_PER_HURRIED_TURN)
         self._arm()

@@ -34,7 +34,7 @@ class BatchWorker(Protocol[T_contra]):
         """Handle all queued items, then end the thread and wait for its end."""
 
     def abandon(self) -> None:
-        """Stop handling and reporting; do not wait, because the thread may hang in a device."""
+        """Stop the worker without waiting for its thread, which may hang in a device call."""
 
 
 class Workers(Protocol):
@@ -49,8 +49,8 @@ class Workers(Protocol):
     ) -> BatchWorker[T]:
         """Start a worker that calls ``handle(items, post)`` with all queued items.
 
-        Each posted result reaches `done` in the event loop, in order. An exception from `handle`
-        reaches `failed` in the event loop, once; then the worker handles no more items.
+        The event loop calls `done` with each posted result, in order. If `handle` raises, the event
+        loop calls `failed` once with the exception, and the worker handles no more items.
         """
 
     async def run(
@@ -66,12 +66,12 @@ class Workers(Protocol):
     ) -> R:
         """Like `run`, for a function whose result uses memory that the caller accounts for.
 
-        A caller that is cancelled before the function has begun ends at once. A caller that is
-        cancelled later waits for the function's end, or for a second cancellation.
+        If the caller is cancelled before the function has begun, the caller ends at once. If the
+        caller is cancelled later, it waits for the function's end or for a second cancellation.
         """
 
     async def drained(self) -> None:
-        """Wait until every function of every pool has ended, even those of cancelled callers."""
+        """Wait until all functions of all pools have ended, even functions of cancelled callers."""
 
     @property
     def is_idle(self) -> bool:
@@ -148,14 +148,14 @@ class _ThreadBatchWorker(Generic[T, R]):
 
 
 class ThreadWorkers:
-    """`Workers` on real threads around one running event loop; an async context manager."""
+    """`Workers` on real threads for one running event loop; an async context manager."""
 
     def __init__(self, read_threads: int = 4) -> None:
         self._read_threads = read_threads
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[Any]] = set()
-        """Functions of the pools that have not ended, including those of cancelled callers."""
+        """All functions that have not ended, including functions of cancelled callers."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
