@@ -5,7 +5,7 @@ modules use the `Participant`.
 
 | module | purpose |
 |---|---|
-| `participant` | follows the session, and finishes work even if its caller is cancelled |
+| `participant` | follows the session, and finishes work even if the caller is cancelled |
 | `wait_queue` | orders claims in a queue, in which each claim waits for one other claim |
 | `lock`, `locks` | provide locks with fencing tokens, exclusive or shared by readers |
 | `election` | elects one leader among candidates |
@@ -13,7 +13,7 @@ modules use the `Participant`.
 | `membership` | keeps the live members of a group |
 | `discovery` | keeps the addresses of the instances of services |
 | `takeover` | waits until a record of an earlier run of the process is deleted |
-| `counters` | gives out numbers, each to only one process |
+| `counters` | gives out unique numbers: no two processes get the same number |
 | `barriers` | makes a fixed number of processes begin together and end together |
 | `cache` | keeps the typed values below a prefix in memory |
 

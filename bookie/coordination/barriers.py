@@ -33,14 +33,14 @@ class DoubleBarrier:
     """One process at a barrier: an async context manager.
 
     Entering the context waits until `count` processes have arrived. Leaving the context waits until
-    all processes at the barrier leave.
+    all processes at the barrier leave. A wait that takes too long raises OperationTimeoutError.
 
     Args:
         participant: the participant of this process.
         path: the key of the barrier.
         name: the name of this process, which no other process at the barrier may have.
         count: the number of processes that must arrive before any process begins.
-        timeout_seconds: the longest wait at the entry, and at the exit; None waits for ever.
+        timeout_seconds: the longest wait at the entry, and at the exit; None means no limit.
     """
 
     @checked
@@ -116,7 +116,7 @@ class DoubleBarrier:
         before = await self._inside()
         while True:
             now = await self._inside()
-            # A process that comes back at once has the same name and another record.
+            # A process that comes back at once has the same name, but a new record.
             members = sorted(name for name in before if now.get(name) == before[name])
             if not members or members == [self._name]:
                 with suppress(NoSuchKeyError):

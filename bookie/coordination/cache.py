@@ -2,8 +2,8 @@
 
 A value is loaded at its first request, and dropped when the watch reports a change of its record.
 The absence of a record is cached, too. All values are dropped when changes may have been missed
-(`Resync`), and when a new session begins. During an outage of the store the cache returns old
-values.
+(`Resync`), and when a new session begins. While the store does not answer, the cache returns the
+old values.
 
 The next `get` after a write through the cache returns the written value, even before the watch
 reports the write. If a record changes while it is loaded, the loaded value is not cached. Callers
@@ -54,10 +54,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ENTRIES_MAX = 10_000
-"""The most values that are kept. The least recently used value is dropped first."""
+"""The most values that a cache keeps. The least recently used value is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""The longest time for which an update is repeated because other writers are faster."""
+"""The longest time, in seconds, for which an update is repeated because others write first."""
 
 _log = event_log(__name__)
 
@@ -112,12 +112,12 @@ class _Write:
 class MetadataCache(Generic[T]):
     """A cache of the values at and below `prefix`: an async context manager.
 
-    Enter the context before the first read: only in the context does a watch update the cache.
+    Enter the context before the first read, because a watch updates the cache only in the context.
 
     Args:
         participant: the participant whose store has the values; the store must stay open until the
             cache is closed.
-        prefix: the cache refuses keys that are neither this key nor below it.
+        prefix: a key that is neither `prefix` nor below `prefix` raises BadRequestError.
         codec: converts values to bytes and back.
         on_change: called with each change of a key, after the cache has dropped the old value.
             `on_change` is also called with `Resync`, after the cache has dropped all values.
@@ -158,7 +158,7 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def get_with_stat(self, key: str) -> Cached[T] | None:
-        """Return the value of `key`, with its record's version and times; None without a record.
+        """Return the value of `key` with its record's `Stat`, or None if there is no record.
 
         Concurrent calls for the same key share one load.
 
@@ -181,11 +181,11 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def exists(self, key: str) -> bool:
-        """Return True if `key` has a record or children in the store; this is never cached."""
+        """Ask the store if `key` has a record or children; the answer is not cached."""
         return await self._store.exists(self._check(key))
 
     async def get_children(self, key: str) -> list[str]:
-        """Return the names of the children of `key` in the store; this is never cached."""
+        """Read the names of the children of `key` from the store; the answer is not cached."""
         return await self._store.get_children(self._check(key))
 
     # ---- writing
@@ -255,7 +255,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """Do `read_modify_update`, or create a missing record with the value `modify(None)`."""
+        """Like `read_modify_update`, but create a missing record with the value `modify(None)`."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -335,18 +335,18 @@ class MetadataCache(Generic[T]):
         """Drop the value that `event` replaces; return True if the key must be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
-            # The loaded answer may be older than the event, and its caller wants the newest value.
+            # A load may be under way, and the value that it returns may be older than the event.
             was_loading = self._loads.pop(event.key, None) is not None
             return was_loading and self._on_reload is not None
         found = self._entries[event.key]
         known = None if found is None else found.stat.revision
         if event.revision is not None and known is not None and known >= event.revision:
-            return False  # our own write made this change, or the value was loaded after the commit
+            return False  # the cached value already includes this change
         self.invalidate(event.key)
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
 
     def _supersede(self, key: str, revision: int | None) -> None:
-        """Prevent that a running write of `key` caches a value older than `revision`."""
+        """Prevent running writes of `key` from caching a value older than `revision`."""
         newest = math.inf if revision is None else revision
         for write in self._writes:
             if write.key == key:
@@ -384,7 +384,7 @@ class MetadataCache(Generic[T]):
             if self._loads.get(key) is load:
                 del self._loads[key]
             load.set_exception(error)
-            load.exception()  # the callers of `get` may have gone
+            load.exception()  # asyncio logs no error, even if all callers of `get` were cancelled
             return
         except asyncio.CancelledError:
             load.cancel()
@@ -415,7 +415,7 @@ class MetadataCache(Generic[T]):
             stat = await self._store.put(key, data, version=version, ephemeral=ephemeral)
         finally:
             self._writes.discard(write)
-            # The cached value is outdated, even if the write failed.
+            # Even after an error, the write may have happened, so the cached value may be outdated.
             self.invalidate(key)
         self._supersede(key, stat.revision)
         if stat.revision is not None and stat.revision >= write.newest:

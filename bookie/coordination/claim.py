@@ -7,7 +7,7 @@ bytes                     meaning
 guid, a space             32 hexadecimal digits, which identify the process and the claim
 mode, a newline           ``exclusive`` or ``shared``
 owner, a newline          the owner name that the process chose, as JSON text; may be empty: ``""``
-the rest                  the content, for the users of the lock
+the rest                  the content, which the user of the lock chose
 ========================= ========================================================================
 
 The first two lines are ASCII. If the reply to a claim's creation is lost, the process finds its

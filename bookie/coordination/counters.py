@@ -18,7 +18,7 @@ from bookie.errors import BadRequestError, BadVersionError, FormatError, Metadat
 from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
-"""The most attempts at a reservation while other processes are faster."""
+"""The most attempts at one reservation, if other processes change the counter first."""
 
 
 class Counter:
@@ -27,8 +27,8 @@ class Counter:
     Args:
         participant: the participant whose store has the counter.
         path: the key of the counter.
-        block: how many numbers `next` reserves at once. If the process ends, no other process gets
-            the unused numbers of the block.
+        block: the number of numbers that `next` reserves at once. If the process ends, no other
+            process gets the unused numbers of the block.
     """
 
     @checked

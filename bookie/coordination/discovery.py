@@ -31,7 +31,7 @@ class Discovery:
 
     @checked
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
-        """Return a context that announces an instance while it is open; see `Member`.
+        """Return a context that announces an instance while the context is open; see `Member`.
 
         Raises:
             BadRequestError: the port is out of range.
@@ -40,17 +40,20 @@ class Discovery:
         return Group(self._participant, f"{self._path}/{service}").join(instance_id, value)
 
     async def services(self) -> list[str]:
-        """Return the names of the services that have instances, sorted."""
+        """Return the names of the services that have instances, sorted.
+
+        On ZooKeeper, a service whose last instance died may also be listed.
+        """
         return await self._participant.store.get_children(self._path)
 
     @checked
     async def lookup(self, service: str) -> dict[str, ServiceInstance]:
-        """Return the readable instances of a service, by id, as the store has them now."""
+        """Read the instances of a service from the store; return the readable instances by id."""
         return _decoded(await Group(self._participant, f"{self._path}/{service}").members())
 
     @checked
     def view(self, service: str) -> ServiceView:
-        """Return a view of a service's instances; while it is open, a watch updates it."""
+        """Return a view of a service's instances; a watch updates the view while it is open."""
         return ServiceView(self._participant, f"{self._path}/{service}")
 
 

@@ -57,7 +57,7 @@ class Election:
     """One candidate in one election: an async context manager, which resigns at its end.
 
     Args:
-        participant: the participant of the candidate, who resigns when the participant closes.
+        participant: the participant of this process; when it closes, the candidate resigns.
         path: the key of the election.
         owner: the candidate's name, which other processes can read.
         on_change: called with each new state, in order; it must not raise.
@@ -82,7 +82,7 @@ class Election:
         self._standing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
-        """Set when the candidate's present lock was lost."""
+        """Set when the candidate has lost its current lock."""
 
     @property
     def state(self) -> LeaderState:
@@ -119,10 +119,9 @@ class Election:
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
         """Join the election, and wait until the candidate leads or follows; return its state.
 
-        The candidate takes part until `close`. The wait has no limit while the store does not
-        answer. With `take_over`, the candidate replaces a current leader that has the same
-        non-empty owner name. If the candidate already takes part, `value` and `take_over` are
-        ignored.
+        The candidate takes part until `close`. An outage of the store does not end the wait. With
+        `take_over`, the candidate replaces a current leader that has the same non-empty owner name.
+        If the candidate already takes part, `value` and `take_over` are ignored.
 
         Raises:
             MetadataClosedError: the election or the store was closed during the wait.
@@ -156,7 +155,7 @@ class Election:
         lock, self._lock = self._lock, None
         if standing is not None:
             standing.cancel()
-        # The state changes before everything else, even if the caller is cancelled now.
+        # Change the state first, because the caller may be cancelled at the next await.
         self._turn(LeaderState.NO_LEADER)
         if lock is not None:
             await lock.release()
@@ -252,5 +251,5 @@ class Election:
             and self._participant.is_certain_by_events
             and is_waiting
         ):
-            # After a lost session, the claim is first made again; that sets the state.
+            # After a lost session, the lock first makes a new claim; then `_follow` sets the state.
             self._turn(LeaderState.FOLLOWING)

@@ -80,13 +80,13 @@ class Lock:
         """True while the claim waits in the queue."""
         self._state = LockState.UNCERTAIN
         self._doubt = asyncio.Event()
-        """Set when the claim must be checked or, while it waits, the queue must be read again."""
+        """Set when the claim must be checked, or when a waiting claim must read the queue again."""
         self._serial = asyncio.Lock()
-        """Permits one operation on the claim at a time, so that no task revives an ended claim."""
+        """Permits one operation on the claim at a time: no task may renew a claim after its end."""
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
-        """Set when the lock is LOST, but not when its holder releases it."""
+        """Set when the state becomes LOST, but not when the holder releases the lock."""
 
     @property
     def path(self) -> str:
@@ -94,7 +94,7 @@ class Lock:
 
     @property
     def content(self) -> bytes:
-        """The content of the claim that this holder wrote last."""
+        """The content that this holder wrote last into its claim."""
         return self._claim.content
 
     @property
@@ -139,7 +139,7 @@ class Lock:
 
         Raises:
             LockLostError: this lock is no longer held.
-            MetadataUnavailableError: the store did not answer; unknown whether the content was
+            MetadataUnavailableError: the store did not answer; the content may or may not have been
                 replaced.
         """
         async with self._serial:
@@ -161,7 +161,7 @@ class Lock:
                     return
 
     async def release(self) -> None:
-        """Release the lock; if it is already lost or released, do nothing.
+        """Release the lock; do nothing if the lock is already lost or released.
 
         If the store does not answer, a background task deletes the claim when the store answers.
         """
@@ -175,7 +175,7 @@ class Lock:
     async def _let_go(self) -> None:
         self._doubt.set()
         async with self._serial:
-            # After this, no other task touches the claim.
+            # After `_stop`, no other task changes the claim.
             await self._stop()
             ticket, self._ticket = self._ticket, None
             if ticket is not None:
@@ -190,7 +190,7 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock and return True; if the claim must wait, delete it and return False."""
+        """Claim the lock and return True; if another claim blocks, delete ours and return False."""
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
@@ -347,10 +347,11 @@ class Lock:
             attempt += 1
 
     async def _revalidate(self) -> None:
-        """Check that the claim exists; if it does not, claim the lock again.
+        """Check that the claim exists; if the claim is gone, claim the lock again.
 
         Raises:
-            LockLostError: another claim blocks the new claim, so the lock is LOST.
+            LockLostError: another claim blocks the new claim, or the new claim was deleted. The
+                lock is then LOST.
         """
         ticket = self._current()
         await self._store.sync()
@@ -360,8 +361,8 @@ class Lock:
         elif record.created_by_self:
             self._ticket = with_stat(ticket, record.stat)
         else:
-            # The record belongs to the store's former session, which ends. A take-over keeps its
-            # place.
+            # The record belongs to the store's former session, which ends soon. A take-over of the
+            # record keeps the claim's place in the queue.
             try:
                 stat = await self._store.put(
                     ticket.key, encode_claim(self._claim), version=record.version, ephemeral=True
@@ -380,13 +381,13 @@ class Lock:
                 if await self._queue.blocker(self._ticket, self._claim.mode) is None:
                     return
         except ClaimLostError:
-            pass  # the new claim was deleted at once, so somebody did it on purpose
+            pass  # another process deleted the new claim at once, so it did this on purpose
         self._lose()
         raise LockLostError(f"the lock {self.path} is not held any more")
 
     def _lose(self) -> None:
         if self._state is LockState.RELEASED:
-            return  # the release waits for this task, and then leaves the queue
+            return  # `_let_go` waits for `_serial`, and then leaves the queue
         self._turn(LockState.LOST)
         _log.warning("lock_lost", path=self.path)
         self.lost.set()

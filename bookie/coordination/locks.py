@@ -87,7 +87,7 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         timeout_seconds: float | None = None,
     ) -> Lock:
-        """Acquire the lock `path`; wait in the queue up to `timeout_seconds` (None: for ever).
+        """Acquire the lock `path`; wait in the queue up to `timeout_seconds` (None: no limit).
 
         Outages of the store do not end the wait. After a lost session, the wait continues at the
         end of the queue.
@@ -126,7 +126,10 @@ class LockManager:
 
     @checked
     async def list(self, path: str) -> list[str]:
-        """Return the names of the locks directly below `path` that have a holder."""
+        """Return the names of the locks directly below `path` that have a holder.
+
+        On ZooKeeper, a lock whose last holder died may also be listed.
+        """
         return await self._participant.store.get_children(path)
 
     @property

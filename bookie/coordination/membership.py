@@ -34,7 +34,7 @@ from bookie.metadata.model import NOT_EXISTS, Change, Record, check_key
 from bookie.metadata.session import SessionEvent
 
 WAIT_TIMEOUTS = 1.5
-"""The longest wait for the end of another session's record, in session timeouts."""
+"""The longest wait until another session's record is deleted, in session timeouts."""
 
 
 class Member:
@@ -59,12 +59,12 @@ class Member:
         self._is_over = False
         """True when the membership has ended.
 
-        After that, only the deletion of the record is sent.
+        After that, the member writes nothing, and only deletes its record.
         """
         self._in_doubt = False
-        """True if a write was not answered, so that it may still happen."""
+        """True if the store did not answer a write, so that the write may still happen."""
         self.is_member = False
-        """True from a write until a loss of the session or the record is noticed."""
+        """True from a successful write until the session is lost, or a new write fails."""
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ class Member:
             LockBusyError: another session has a record of this name.
             MetadataClosedError: the membership has ended.
             MetadataUnavailableError, SessionLostError: the write failed; a background task repeats
-                it.
+                the write.
         """
         self._claim = Claim(self._claim.guid, ClaimMode.SHARED, "", value)
         try:
@@ -167,8 +167,8 @@ class Member:
             if written:
                 attempt = 0
                 continue
-            # Another session has the record, or the store does not answer, so the write is tried
-            # again later.
+            # Another session has the record, or the store does not answer. Try the write again
+            # later.
             self.is_member = False
             await self._participant.pause(attempt)
             attempt += 1
@@ -195,7 +195,7 @@ class Member:
                     try:
                         await self._store.put(self._key, value, version=version, ephemeral=True)
                     except (BadVersionError, NoSuchKeyError):
-                        continue  # another write was faster, perhaps one of ours
+                        continue  # another write came first, perhaps a late write of this member
                     except (MetadataUnavailableError, asyncio.CancelledError):
                         self._in_doubt = True
                         raise
@@ -220,11 +220,11 @@ class Group:
 
     @checked
     def join(self, name: str, value: bytes = b"") -> Member:
-        """Return a context that keeps `name` in the group while it is open; see `Member`."""
+        """Return a context that keeps `name` in the group while it is open: a `Member`."""
         return Member(self._participant, f"{self._path}/{name}", value)
 
     async def members(self) -> dict[str, bytes]:
-        """Return the members' values by name, as the store has them now."""
+        """Read the members from the store; return the value of each member by its name."""
         records = self._participant.store.scan_children(self._path)
         return {record.name: _content(record) async for record in records}
 
@@ -234,7 +234,7 @@ class Group:
 
 
 class GroupView(Mirror[bytes]):
-    """The members of a group in memory; a watch updates them while the context is open."""
+    """A view of a group's members in memory; a watch updates the view while it is open."""
 
     def __init__(self, participant: Participant, path: str) -> None:
         super().__init__(participant.store, path, (path,), _content)

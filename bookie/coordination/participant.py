@@ -25,7 +25,7 @@ PAUSE_SECONDS_MAX = 5.0
 """The longest pause between attempts. Pauses begin at `PAUSE_SECONDS_MIN`, and double."""
 
 LATE_FRACTION = 3
-"""The divisor of the session timeout that gives the pause before a sweep's second run.
+"""A sweep runs again after a pause: the session timeout divided by this number.
 
 The second run finds a write that arrived late.
 """
@@ -42,7 +42,7 @@ class Participant:
         store: the participant uses the session of this store, which must stay open until the
             participant is closed.
         nonce: 16 bytes that no other participant has; if empty, random bytes are used.
-        jitter: returns numbers in [0, 1).
+        jitter: returns random numbers in [0, 1), which vary the pauses between attempts.
     """
 
     def __init__(
@@ -60,10 +60,7 @@ class Participant:
         self._live: set[str] = set()
         self._is_closed = False
         self._sweeping: set[asyncio.Event] = set()
-        """One event for each sweep in the background.
-
-        An event is set when the store has answered.
-        """
+        """One event for each sweep in the background; an event is set after a sweep's first run."""
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._events = AsyncExitStack()
@@ -77,7 +74,7 @@ class Participant:
 
     @property
     def is_certain_by_events(self) -> bool:
-        """True while no event puts the session in doubt; ignores the clock."""
+        """True while no event puts the session in doubt; the clock does not count."""
         return self._is_connected and self._has_session
 
     @property
@@ -149,7 +146,7 @@ class Participant:
             self.spawn(work)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Repeat `work` until it ends without a `BookieError`, or until the store is closed.
+        """Repeat `work` after each `BookieError`; return when `work` succeeds or the store is closed.
 
         `work` is repeated even after `SessionLostError`: if only this process's clock ended the
         session, the session may continue in the store with all its records.
@@ -169,7 +166,7 @@ class Participant:
     def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work`, which undoes an unanswered write, in the background.
 
-        `work` is repeated like in `insist`. After a pause `work` runs once more, because the
+        `work` is repeated as in `insist`. After a pause `work` runs once more, because the
         unanswered write may arrive late. The end of the context waits for the first success of
         `work`, but only while the session is certain.
         """
@@ -221,13 +218,13 @@ class Participant:
         except MetadataClosedError:
             work.close()
             raise
-        # The task may be cancelled before its first turn; then this closes `work`.
+        # If the task is cancelled before it begins, this callback closes `work`.
         task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
         try:
             return await outcome
         except asyncio.CancelledError:
-            # The caller was cancelled in the turn in which the work ended, so it never gets the
-            # result.
+            # The caller was cancelled in the turn in which the work ended, so the caller never gets
+            # the result.
             is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
             if is_given and undo is not None:
                 self.spawn_if_open(undo(outcome.result()))
@@ -247,7 +244,7 @@ class Participant:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            # Everything that is not given up in this time ends with the session.
+            # Locks that are not released in this time end with the session.
             async with asyncio.timeout(self.store.session_timeout_seconds):
                 while self._closers:
                     await self._closers.popitem()[0]()
@@ -262,7 +259,7 @@ class Participant:
             for task in self._background:
                 task.cancel()
             try:
-                # The body's error is not passed on, because the task group would wrap it.
+                # The group does not get the body's error, because the group would wrap the error.
                 await self._tasks.__aexit__(None, None, None)
             except* MetadataClosedError:
                 pass  # background work noticed the closed store itself

@@ -1,4 +1,4 @@
-"""A queue of items; each item is processed by one consumer at a time, until it is done.
+"""A queue of items; one consumer at a time works on an item, until the work is done.
 
 =========================== ======================================================================
 key                         meaning
@@ -88,7 +88,7 @@ class Taken:
 
         Raises:
             LockLostError: the session ended before the item was deleted, so another consumer may
-                have it.
+                have the item.
             MetadataUnavailableError: the store did not answer, so the item may or may not be
                 deleted; `done` may be called again.
         """
@@ -124,7 +124,7 @@ class Taken:
         return record is not None and record.version == self._item.version
 
     async def give_back(self) -> None:
-        """Release the item for other consumers; if the store does not answer, release it later."""
+        """Release the item for other consumers; repeat this until the store answers."""
         if not self._is_over:
             self._is_over = True
             try:
@@ -227,7 +227,7 @@ class Queue:
 
     @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
-        """Take the oldest free item; wait up to `timeout_seconds` for a free item (None: for ever).
+        """Take the oldest free item; wait up to `timeout_seconds` for a free item (None: no limit).
 
         Raises:
             OperationTimeoutError: no item was free in time, or earlier consumers still waited.
@@ -241,8 +241,7 @@ class Queue:
             async with turn:
                 await self._wait_for_item(given, until)
         except BaseException as error:
-            # This also covers errors while leaving the watch or the turn: the caller never gets the
-            # item.
+            # If leaving the watch or the turn raises an error, the caller never gets the item, too.
             for taken in given:
                 self._participant.spawn_if_open(taken.give_back())
             if isinstance(error, TimeoutError):
@@ -289,7 +288,8 @@ class Queue:
     async def _try_to_claim(self, item: Record) -> Taken | None:
         claim = f"{self._path}/taken/{item.name}"
         guid = self._participant.new_name().encode()
-        # The check refuses an item that was just done. Without it, the claim would stay for ever.
+        # The check refuses an item that was just done. Without the check, a consumer would get the
+        # item again.
         operations: list[Operation] = [
             Put(claim, guid, NOT_EXISTS, ephemeral=True),
             Check(item.key, item.version),

@@ -1,4 +1,4 @@
-"""Writes a record whose key another session's record still occupies, as soon as the key is free.
+"""Waits until another session's record of the same key is deleted, and then writes a record.
 
 The other session may belong to an earlier run of this process. The session of an earlier run ends
 soon, and then the store deletes its record. If the session belongs to a living process, its record
@@ -23,10 +23,10 @@ async def take_over(
 
     `try_write` writes the record, or returns False while another session's record has the key.
     Errors of `try_write` are raised. `changes` is a watch on the key, which the caller has opened
-    before. After this function has returned, the watch cannot be used again.
+    before. The caller may continue to read `changes` after this function.
 
-    `wait_seconds` limits the wait for changes from the first False of `try_write` on. The time that
-    the store needs to answer is not limited. After the wait, `try_write` is called once more. So a
+    The wait for changes ends `wait_seconds` after the first False of `try_write`. The time that the
+    store needs to answer is not limited. After the wait, `try_write` is called once more. So a
     result of False is always an answer of the store.
     """
     now = asyncio.get_running_loop().time

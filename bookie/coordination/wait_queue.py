@@ -10,9 +10,9 @@ exclusive claim before it. So the deletion of a claim wakes only the claims that
 
 If the store did not answer the creation of a claim, the claim may exist, or may appear later. So
 the process searches the queue for the guid before it creates the claim again. The queue can then
-have several records with the guid: the process uses one of them, and deletes the others in the
-background. The records to delete do not block the used record. The process also deletes, in the
-background, the records of claims that it no longer uses.
+have several records with the guid: the process uses one record, and deletes the other records in
+the background. The other records do not block the used record. The process also deletes the records
+of claims that it no longer uses.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -53,7 +53,7 @@ ATTEMPTS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The key, numbers and last known version of this process's claim in a queue."""
+    """This process's claim in a queue: its key, its numbers, and its last known version."""
 
     key: str
     guid: str
@@ -128,7 +128,7 @@ class WaitQueue:
                 raise ClaimLostError(f"the claim {ticket.key} is gone")
             names = names[: names.index(ticket.name)]
             if ticket.in_doubt and names:
-                # Other records of the claim, and records that disappeared meanwhile, block nothing.
+                # Other records of this claim, and records that were just deleted, block nothing.
                 others = {
                     one.record.name
                     for one in await self.contenders()
@@ -139,14 +139,14 @@ class WaitQueue:
             return names[-1] if names else None
         before = set(names)
         for contender in reversed(await self.contenders()):
-            # A claim that cannot be read may be exclusive.
+            # An unreadable claim may be exclusive, so it blocks.
             is_shared = contender.claim is not None and contender.claim.mode is ClaimMode.SHARED
             if contender.record.name in before and not is_shared:
                 return contender.record.name
         return None
 
     async def clear_leftovers(self) -> None:
-        """Delete all claims of this participant that it no longer uses."""
+        """Delete all claims that this participant made and no longer uses."""
         for contender in await self.contenders():
             claim = contender.claim
             if claim is not None and self._participant.is_leftover(claim.guid):
@@ -203,7 +203,7 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Create the claim; with `again`, first check if the queue already has it."""
+        """Create the claim; with `again`, first search the queue for the claim."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
@@ -315,7 +315,7 @@ def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
 
 def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
     number = _number(stat.key.rpartition("/")[2])
-    # A backend without revisions uses the number, which also orders the claims of one queue.
+    # If the backend has no revisions, the token is the number, which orders the queue's claims.
     return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 

@@ -226,7 +226,7 @@ class LmdbStore:
         open file only after a failure; the sync then reports if any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
-        """Open all tables, or create them durably; call this first; raises the errors of `write`."""
+        """Open the tables, or create them durably; call this first. Raises errors like `write`."""
         with self._writing() as transaction:
             for name in names:
                 try:
