@@ -190,7 +190,7 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock and return True; if another claim blocks, delete ours and return False."""
+        """Claim the lock and return True; if the claim is blocked, delete it and return False."""
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:

@@ -146,7 +146,7 @@ class Participant:
             self.spawn(work)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Repeat `work` after each `BookieError`; return when `work` succeeds or the store is closed.
+        """Repeat `work` after each `BookieError`, until `work` succeeds or the store is closed.
 
         `work` is repeated even after `SessionLostError`: if only this process's clock ended the
         session, the session may continue in the store with all its records.

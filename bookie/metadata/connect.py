@@ -33,10 +33,10 @@ def open_store(
     security: MetadataSecurity | None = None,
     create: bool = True,
 ) -> AbstractAsyncContextManager[MetadataStore]:
-    """Return the store that `uri` names, as a context manager; entering it begins the session.
+    """Return the store that `uri` names, as a context manager; entering the context opens it.
 
     `session_timeout_seconds` must be in 0.1 … 3600. This call opens nothing before the context is
-    entered. Only ``zk://`` and ``etcd://`` need `security`. If `create` is false, a ``local://``
+    entered. Only ``zk://`` and ``etcd://`` use `security`. If `create` is false, a ``local://``
     directory must already contain a store; the other kinds of stores need no creation.
 
     Raises:
@@ -44,6 +44,7 @@ def open_store(
         NoSuchKeyError: (on entering) the directory contains no store, and `create` is false.
         FormatError: (on entering) the directory contains other files, or a store of a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
+        UnauthorizedError: (on entering) the servers refuse the user or the password.
     """
     parts = split_uri(uri)
     if isinstance(session_timeout_seconds, bool) or not isinstance(
@@ -63,7 +64,7 @@ def open_store(
         _require_security(security)
     if parts.scheme == "memory":
         return MemoryStore(parts.authority, session_timeout_seconds=session_timeout_seconds)
-    # The import is lazy: loading the library of an unused backend would cost time.
+    # Import a backend only when it is used, because its library takes time to load.
     if parts.scheme == "local":
         from bookie.metadata.local.backend import LocalStore
 

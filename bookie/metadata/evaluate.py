@@ -1,7 +1,7 @@
 """The rules of a transaction, which all backends share.
 
-`evaluate` gets the state before a transaction. It raises the error of the first condition that
-fails, or returns the effects to write. It changes nothing itself.
+`evaluate` reads the state before a transaction. `evaluate` raises the error of the first condition
+that fails, or returns the effects that the backend must write. `evaluate` itself writes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_OWNER = b""
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The part of a record that `evaluate` needs; `owner` is a session id, or `NO_OWNER`."""
+    """The fields of a record that `evaluate` needs; `owner` is a session id, or `NO_OWNER`."""
 
     version: int
     owner: bytes
@@ -44,7 +44,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Stored):
-    """A whole record, for backends in which a commit's number is the version of its records."""
+    """A whole record, for backends that use a commit's number as the version of its records."""
 
     value: bytes
     version_at_creation: int
@@ -89,7 +89,7 @@ class Write:
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
-        """Return the record after commit `version`; with another owner, it counts as new."""
+        """Return the record after commit `version`; a record with another owner counts as new."""
         if before is None or before.owner != self.owner:
             return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
         return replace(before, version=version, value=self.value, modified_ms=now_ms)

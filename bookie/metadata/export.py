@@ -2,9 +2,9 @@
 
 A copy leaves out records that belong to a session (registrations, locks), because the copies would
 outlive their owner. A copy writes the records of the top level last, because they contain the
-cluster's identity. An interrupted copy lacks the identity, so no process uses it as a cluster.
-Repeat a copy that was interrupted: a record that exists in the target with the same value stays. If
-a record exists with another value, the copy raises an error, unless it may overwrite records.
+cluster's identity. An interrupted copy lacks the identity, so no process uses the copy as a
+cluster. Repeat a copy that was interrupted: a record that exists in the target with the same value
+stays. If a record exists with another value, the copy raises an error, unless `overwrite` is True.
 
 **Sequential numbers** begin anew in the target. Queued items would have higher numbers than items
 that are added later, so `migrate` and `import_records` refuse a store with queued items.
@@ -68,7 +68,7 @@ _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
 """Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
 
 AccessList: TypeAlias = tuple[Acl, ...]
-"""The access control list of a record. In its place, None means the target's default list."""
+"""The access control list of a record; where None is allowed, None means the default list."""
 
 Count = Callable[[int], None]
 """A callback that gets the number of records copied since the last call."""
@@ -145,7 +145,7 @@ async def import_records(
     overwrite: bool = False,
     count: Count = lambda _: None,
 ) -> Copied:
-    """Write the records of an export file, those of the top level last.
+    """Write the records of an export file; the records of the top level are written last.
 
     Raises:
         MetadataError: an item of a queue is among the records; nothing was written.
@@ -177,9 +177,9 @@ async def migrate(
 
     Raises:
         MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
-            key has more children than the target can list. Or a list is hidden from this user. In
-            these cases nothing was written. Or the two stores differ after the copy: another
-            process wrote to one of them, or the target had other records before.
+            key has more children than the target can list. Or an access control list is hidden from
+            this user. In these cases nothing was written. Or the two stores differ after the copy:
+            another process wrote to a store, or the target had other records before.
         UnsupportedError: a record is restricted, and the target lacks access control by record. In
             this case nothing was written.
         KeyExistsError: see `import_records`; or a restricted record has another access control
@@ -213,7 +213,7 @@ def _refuse_queued(key: str) -> None:
 
 
 async def _walk_with_acl(store: MetadataStore) -> AsyncIterator[tuple[Record, AccessList | None]]:
-    """Yield each record with its access control list, or with None if it is open to all."""
+    """Yield each record with its access control list, or with None if the record is open to all."""
     if not store.has_access_control:
         async for record in walk(store):
             yield record, None
@@ -260,7 +260,7 @@ async def _require_same_access(source: MetadataStore, target: MetadataStore) -> 
 async def _require_movable(
     source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
 ) -> None:
-    """Check, before the first write, that the source can and may be copied."""
+    """Check, before the first write, that `migrate` can copy and may copy the source."""
     children: Counter[str] = Counter()
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:
@@ -294,7 +294,7 @@ def _describe(value: bytes | None) -> str:
 
 
 class _Writer:
-    """Writes records in transactions of the largest allowed size, those of the top level last."""
+    """Writes records in large transactions; the records of the top level are written last."""
 
     def __init__(
         self, store: MetadataStore, copied: Copied, *, overwrite: bool, count: Count
@@ -316,7 +316,7 @@ class _Writer:
             await self._together(put)
 
     async def finish(self) -> None:
-        """Write the records that are left; those of the top level are written last."""
+        """Write all records that `add` has not written yet, the records of the top level last."""
         await self._flush()
         for put in self._top:
             await self._together(put)
@@ -366,7 +366,7 @@ class _Writer:
         found = await self._store.get_acl(key)
         if set(found) == set(acl):
             return
-        # An interrupted copy leaves a record that is open to all; see `_create`.
+        # An interrupted copy may leave a record that is open to all; see `_create`.
         if not any(one.is_open for one in found):
             self._require_overwrite(f"{key} has another access control list in the target")
         await self._store.set_acl(key, acl)
@@ -389,7 +389,7 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Seal:
-    """The running count and digest of an export file, for its last line."""
+    """The number of records and the digest of the lines so far, for the last line of a file."""
 
     records: int = 0
     digest_before_last: str = ""
@@ -423,14 +423,14 @@ def _objects(lines: Iterable[str], seal: _Seal) -> Iterator[tuple[int, object]]:
 # ---- all records of a store
 
 WINDOW = 64
-"""The number of keys that are read at a time."""
+"""The number of keys that a walk reads at the same time."""
 
 
 async def walk(store: MetadataStore, key: str = ROOT) -> AsyncIterator[Record]:
     """Yield the record of `key` and all records below it: parents first, names ascending.
 
     Records that exist during the whole walk appear exactly once; records that are created or
-    deleted meanwhile may appear. An error is raised if the walk cannot be completed.
+    deleted during the walk may appear. If the walk cannot be completed, an error is raised.
     """
     check_prefix(key)
     record = None if key == ROOT else await store.get(key)

@@ -26,7 +26,7 @@ _TAKEN = frozenset({"format", "version"})
 
 
 def encode(format_name: str, version: int, fields: Mapping[str, object]) -> bytes:
-    """Encode a record. Values are text, numbers, booleans, None, and lists and maps of these."""
+    """Encode a record; values are text, numbers, booleans, None, or lists and maps of values."""
     assert not _TAKEN & fields.keys()
     record = {"format": format_name, "version": version, **fields}
     text = json.dumps(
@@ -98,7 +98,7 @@ class JsonFields:
         value = self.values.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(name, "a number")
-        # Python reads 1e999 as infinity, which no record may hold.
+        # Python reads 1e999 as infinity, which no record may contain.
         if not abs(value) <= sys.float_info.max:
             raise self._wrong(name, "a number of a sensible size")
         return float(value)

@@ -1,4 +1,4 @@
-"""Views that follow part of a store: `Mirror` updates single records, `follow` reads all again.
+"""Views that follow part of a store: `Mirror` reads changed records, `follow` reads all records.
 
 A view is the result of the last complete listing and of the changes since that listing. A failed
 listing does not change the view, because records may exist although the store does not answer.
@@ -29,18 +29,18 @@ _log = event_log(__name__)
 
 
 def backoff() -> Backoff:
-    """Return pauses with jitter: processes that lost the store together retry at other times."""
+    """Return pauses with jitter: after an outage, the processes retry at different times."""
     return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
 class Mirror(Generic[T]):
-    """The decoded records right below some keys, kept current while the async context is open.
+    """The decoded records directly below some keys; a watch updates them in the async context.
 
     Args:
-        store: must stay open until the mirror is closed.
+        store: the store, which must stay open until the mirror is closed.
         prefix: the key at or above all of `parents`; one watch follows it.
         parents: the keys whose children are mirrored, in the order of the listing. If a record
-            moves from an earlier to a later key during the listing, both places may be in `values`.
+            moves from an earlier to a later parent meanwhile, `values` may contain both keys.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """
@@ -60,7 +60,7 @@ class Mirror(Generic[T]):
         self._on_change = on_change
         self._values: dict[str, T] = {}
         self._unreadable: frozenset[str] = frozenset()
-        """The keys of the records that are left out."""
+        """The keys of the records that `decode` refused, which `values` does not contain."""
         self._changed = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._follower: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class Mirror(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The present values by key; they are complete once the context is entered."""
+        """The current values by key; after the context is entered, no value is missing."""
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:
@@ -87,7 +87,7 @@ class Mirror(Generic[T]):
         assert self._follower is not None
         self._follower.cancel()
         try:
-            # The task group would wrap the body's own error, so the error is not passed to it.
+            # The group does not get the body's error, because the group would wrap the error.
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._watch.aclose()
@@ -103,7 +103,7 @@ class Mirror(Generic[T]):
             return
 
     async def _try_apply(self, change: Change) -> bool:
-        """Apply a change and return True; if the store does not answer, change nothing."""
+        """Apply a change and return True; if a read fails, change nothing and return False."""
         try:
             await self._apply(change)
         except MetadataClosedError:
@@ -141,7 +141,7 @@ class Mirror(Generic[T]):
         try:
             values[record.key] = self._decode(record)
         except FormatError as error:
-            # A newer version wrote it. The records that can be read stay in use.
+            # A newer version of bookie may have written the record. All other records stay usable.
             unreadable.add(record.key)
             _log.warning("record_unreadable", key=record.key, reason=str(error))
 
@@ -151,7 +151,7 @@ async def follow(
 ) -> None:
     """Call `take` with the result of `read`, now and after each change below `prefix`.
 
-    Several changes may lie between two calls of `take`. The next call of `take` is delayed while
+    One call of `take` may cover several changes. The next call of `take` is delayed while
     the store does not answer or refuses this process, and while `read` raises a `MetadataError` or
     `RequestError`. If `read` raises `FormatError`, the error is logged, and `take` is not called.
     `follow` returns when the store is closed.

@@ -30,8 +30,8 @@ def check_key(key: str) -> str:
     """Return `key` if it may name a record.
 
     Raises:
-        InvalidKeyError: the key lacks the "/" at the start, or has one at the end. Or the key has
-            an empty, "." or ".." segment or a NUL character. Or the key is longer than
+        InvalidKeyError: the key does not start with "/", or ends with "/". Or the key has an
+            empty, "." or ".." segment or a NUL character. Or the key is longer than
             `KEY_SIZE_BYTES_MAX`, or not valid Unicode.
         BadRequestError: the key is no string.
     """
@@ -61,7 +61,7 @@ def check_prefix(key: str) -> str:
 
 
 def check_listing(key: str, after: str) -> None:
-    """Check the arguments of a listing: `key` is the root or valid, and `after` is a string."""
+    """Check that `key` of a listing is the root or a valid key, and that `after` is a string."""
     check_prefix(key)
     if not isinstance(after, str):
         raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
@@ -114,7 +114,7 @@ class Stat:
     """An opaque token for compare-and-set; it grows over the life of one record."""
 
     revision: int | None
-    """The number of the commit that wrote the record last; None if it is unknown.
+    """The number of the commit that wrote the record last; None if the number is unknown.
 
     The numbers of all commits of the store ascend. A lock uses this number as its fencing token.
     """
@@ -210,20 +210,24 @@ def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a record: create it (`version` `NOT_EXISTS`), replace it, or either (`version` None).
+    """Write a record if it has `version`.
 
-    With `ephemeral`, the record belongs to the session of the writing store afterwards. Without
-    `version`, the put creates the record, or replaces a record that already belongs to this
-    session. With the version of another session's ephemeral record, the put takes the record over.
+    `NOT_EXISTS` requires that there is no record. If `version` is None, the put creates or replaces
+    the record.
+
+    With `ephemeral`, the record belongs to the session of the writing store afterwards. With
+    `ephemeral` and without `version`, the put creates the record, or replaces a record of this
+    session. With `ephemeral` and the version of another session's ephemeral record, the put takes
+    the record over.
 
     With `sequential`, the put creates a record whose key is `key` followed by a number of at least
     `SEQUENCE_DIGITS_MIN` digits. `version` must then be None or `NOT_EXISTS`. The numbers of one
-    `key` grow, and each number is used only once. To order such keys, compare their numbers: as
-    text, a number with more digits may come first.
+    `key` grow, and each number is used only once. To order sequential keys, compare their numbers:
+    as text, a number with more digits may come first.
 
-    If sequential records are also ephemeral, all such records below one parent share one sequence
-    of numbers, whatever their keys. This sequence may begin anew when the parent has no children,
-    so a number may be used again. For a key that is never used twice, put a unique part into `key`.
+    All ephemeral sequential records below one parent share one sequence of numbers, even if their
+    keys differ. This sequence may begin anew when the parent has no children, so a number may be
+    used again. For a key that is never used twice, put a unique part into `key`.
     """
 
     key: str
@@ -232,7 +236,7 @@ class Put:
     ephemeral: bool = False
     sequential: bool = False
     acl: tuple[Acl, ...] | None = None
-    """The access control list for a record that the put creates. None lets the backend decide."""
+    """The access control list of a record that the put creates; None means the default list."""
 
     def __post_init__(self) -> None:
         check_key(self.key)
@@ -307,9 +311,10 @@ def check_transaction(operations: Sequence[Operation]) -> None:
     """Check that every backend can carry out the operations in one transaction.
 
     Raises:
-        BadRequestError: the value is no list of operations, or has too many of them. Or a key is
-            named twice, or lies below a key that the transaction deletes or makes ephemeral.
-        InvalidKeyError: keys and values have more than `TRANSACTION_SIZE_BYTES_MAX`.
+        BadRequestError: the value is no list of operations, or has more than
+            `TRANSACTION_OPERATIONS_MAX`. Or two operations have the same key. Or a key lies below a
+            key that the transaction deletes or makes ephemeral.
+        InvalidKeyError: keys and values have more than `TRANSACTION_SIZE_BYTES_MAX` together.
     """
     if not isinstance(operations, Sequence) or not all(
         isinstance(operation, Operation) for operation in operations
@@ -321,7 +326,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
             f"{TRANSACTION_OPERATIONS_MAX}"
         )
     if len(operations) == 1:
-        return  # the other checks concern several operations; one operation is never too large
+        return  # all other checks compare operations; one operation is never too large
     keys = {operation.key for operation in operations}
     if len(keys) != len(operations):
         raise BadRequestError("a transaction names a key more than once")
@@ -350,7 +355,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
 
 
 class ChangeKind(enum.Enum):
-    """The kind of a change. A takeover by another session is MODIFIED."""
+    """The kind of a change. A take-over of a record by another session counts as MODIFIED."""
 
     CREATED = "created"
     MODIFIED = "modified"
@@ -359,7 +364,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One changed record. When a session ends, its ephemeral records appear as deleted.
+    """One changed record. At the end of a session, each of its ephemeral records is DELETED.
 
     `revision` is the revision of the commit, or None if the backend does not know it. To learn the
     new value, read the record; the read may find a later state.
@@ -372,7 +377,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The changes of one transaction under a watched prefix, in order; at least one change.
+    """One or more changes of one transaction at or below a watched prefix, in order.
 
     A backend that cannot tell where a transaction ends (ZooKeeper) may deliver the transaction as
     several commits of one revision, one after the other.
@@ -386,7 +391,7 @@ class Commit:
 class Resync:
     """A sign that the watch may have missed changes: the consumer must list the records again.
 
-    The watch continues with the later commits.
+    After `Resync`, the watch continues with later commits.
     """
 
 

@@ -9,8 +9,8 @@ part                   writers, beside admins               what for
 ``/IDGEN``             writers                              ids of new ledgers
 ``/ledgers``           writers, bookies                     new ledgers; recovery, repair, deletion
 ``/deleted``           writers, bookies                     proofs of deletions
-``/writers``           writers, bookies                     the sign of life of a writing client;
-                                                            an auditor requires its absence
+``/writers``           writers, bookies                     records of living writers; the auditor
+                                                            recovers no ledger of a living writer
 ``/logs``, ``/groups`` writers                              logs, cursors, groups of consumers
 ``/config/logs``       writers                              the policy of one log
 ``/available``         bookies                              registrations
@@ -31,7 +31,7 @@ from bookie.metadata.model import ROOT, Acl, is_under
 
 
 class Kind(enum.StrEnum):
-    """A kind of process with rights of its own."""
+    """A kind of process; each kind has its own rights."""
 
     READER = "reader"
     """Reads logs and ledgers."""
@@ -61,10 +61,10 @@ PARTS: Mapping[str, frozenset[Kind]] = {
     "/underreplication": _BOOKIE,
     "/writers": _BOTH,
 }
-"""Part → the kinds that write at and below it, beside admins. Only admins write other keys."""
+"""Part → the kinds that may write its keys, beside admins. Only admins write other keys."""
 
 ELSEWHERE = ""
-"""The name of the part that contains all keys outside of `PARTS`."""
+"""The name of the part that contains all keys outside of the other parts."""
 
 
 _READ = frozenset({"read"})
@@ -98,7 +98,7 @@ def permissions_of(kind: Kind, part: str) -> frozenset[str]:
 
 
 class EtcdGrant(NamedTuple):
-    """The right to read, or to read and write, the keys from `first` to before `end`."""
+    """The right to read, or to read and write, all keys from `first` on and before `end`."""
 
     writes: bool
     first: str

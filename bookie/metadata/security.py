@@ -20,7 +20,7 @@ etcd ignores this setting.
 Access: TypeAlias = Literal["open", "user", "kinds"]
 """Access to ZooKeeper records without an access control list of their own.
 
-They are open to everybody, to the user alone, or to the users of each kind (`rights`).
+Such records are open to everybody, to the user alone, or to the users of each kind (`rights`).
 """
 
 
@@ -36,11 +36,11 @@ class MetadataSecurity:
     tls_ca_file: Path | None = None
     """Certificates of the authorities that sign the servers' certificates.
 
-    If given, TLS is used.
+    With this file, connections use TLS.
     """
 
     tls_certificate_file: Path | None = None
-    """Our own certificate, with its chain."""
+    """The certificate of this process, with its chain."""
 
     tls_key_file: Path | None = None
     user: str = ""

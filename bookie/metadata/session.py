@@ -24,12 +24,12 @@ CLOSED      the owner ended the session                          nothing
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
 then. A session that is lost by the owner's clock may still be alive at the server, and a renewal
-may continue it. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
+may continue this session. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
-event loop. The session machine measures time by a clock that also runs while the machine is
-suspended. So it notices a pause at the first step after the pause, before it handles the event of
-that step.
+event loop. The clock of `SessionMachine` also runs while the machine is suspended. So
+`SessionMachine` notices a pause in its first step after the pause, before it handles the event of
+this step.
 
 Source: PIP-45's session events and the session watcher of Apache Pulsar.
 """
@@ -51,13 +51,13 @@ PATIENCE_FRACTION = 6
 """A connection is in doubt after a probe is unanswered for the timeout divided by this number."""
 
 ATTEMPT_FRACTION = 3
-"""The timeout divided by this number limits the wait for a probe and the pause between two."""
+"""The timeout divided by this number limits the wait for a probe, and the pause between probes."""
 
 LOST_SHARE = 5 / 6
-"""After this share of the timeout without proof, a session is lost, before the server ends it."""
+"""After this share of the timeout without proof, the owner treats the session as lost."""
 
 PAUSE_FRACTION = 2
-"""A step is late because of a pause if it is late by the timeout divided by this number."""
+"""If a step is late by the timeout divided by this number, the process was paused."""
 
 RETRY_SECONDS = 0.5
 """The longest first pause between a failed probe and the next probe, in seconds."""
@@ -68,9 +68,9 @@ class SessionEvent(enum.Enum):
 
     A short outage is announced as CONNECTION_LOST, RECONNECTED. A long outage, or an expiry, is
     announced as CONNECTION_LOST, SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. At
-    SESSION_REESTABLISHED the store has a session again. If it is a new session, the server has
-    deleted the ephemeral records of the old session, or will soon delete them. If it is the old
-    session, its records may still exist.
+    SESSION_REESTABLISHED the store has a session again. If the session is new, the server has
+    deleted, or will soon delete, the ephemeral records of the old session. If the old session
+    continues, its records may still exist.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -102,7 +102,7 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Only time has passed. The latest time for a tick is `SessionMachine.deadline`."""
+    """Only time has passed. The next tick must come at `SessionMachine.deadline` or before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A renewal succeeded, so there is a session: the old one or a new one."""
+    """A renewal succeeded, so there is a session: the old session or a new session."""
 
     sent_at: float
 
@@ -141,7 +141,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnly:
-    """The connection leads to a server in read-only mode, which has no sessions."""
+    """The client is connected to a server in read-only mode, which has no sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ class Expired:
     """The server says that the session ended.
 
     `sent_at` is the time when the answered request was sent, or None if the report answers no
-    request. If the request was sent before the present session began, the answer concerns an older
-    session.
+    request. If the request was sent before the current session began, the answer concerns an older
+    session, and is ignored.
     """
 
     sent_at: float | None = None
@@ -193,7 +193,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send a request that proves the session or, with `renew`, renews it; drop earlier probes.
+    """Send a request that proves or, with `renew`, renews the session; cancel the earlier probe.
 
     One event follows, or none: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
     `AuthFailed`.
@@ -212,7 +212,7 @@ class SessionMachine:
     Args:
         timeout_seconds: after this time without a sign of life the server may end the session.
         now: the time when the request that began the session was sent.
-        jitter: returns numbers in [0, 1), which keep many clients from coming back at once.
+        jitter: returns random numbers in [0, 1), so that not all clients retry at the same time.
     """
 
     def __init__(self, timeout_seconds: float, now: float, jitter: Callable[[], float]) -> None:
@@ -279,7 +279,7 @@ class SessionMachine:
             self._doubt_since = self._probe_at = now
             self._probe_sent_at = None
         elif late > self._timeout / PATIENCE_FRACTION / 2:
-            # This process was silent itself: an answer may have arrived and not been read yet.
+            # This process itself was late, so an answer may have arrived that it has not read yet.
             self._patience_until = max(self._patience_until, now + self._timeout / PROBE_FRACTION)
 
     def _pass_time(self, now: float) -> None:
@@ -287,8 +287,8 @@ class SessionMachine:
             return
         asked_at = self._probe_sent_at if now >= self._patience_until else None
         if asked_at is not None and self._state is SessionState.CONNECTED:
-            # The probe stays under way. Its answer counts even if late, because the probe was sent
-            # after `since`.
+            # Do not cancel the probe. A late answer also counts, because the doubt begins at the
+            # time at which the probe was sent.
             self._doubt(asked_at, keep_probe=True)
         if self._state is not SessionState.LOST and now >= self._lost_at:
             self._lose(now)
@@ -367,18 +367,18 @@ class SessionMachine:
         if self._state is SessionState.CONNECTED:
             return
         if self._state is SessionState.LOST:
-            # A renewal under way continues. If each connection restarted it, no renewal would end
-            # on a flapping link. A waiting renewal may come sooner, but not at once, because all
-            # clients of a server that is back notice this in the same moment.
+            # A renewal that was sent continues: if each connection restarted the renewal, an
+            # unstable network would prevent it. A renewal that was not sent yet is sent sooner, but
+            # not at once, because all clients notice a returning server at the same moment.
             self._probe_at = min(self._probe_at, now + self._backoff.after(0))
             return
         if self._state is SessionState.READ_ONLY:
-            # Nothing could be proven in read-only mode. From now on, an attempt's time is left for
-            # a proof.
+            # In read-only mode, no session can be proven. Leave enough time for one attempt before
+            # the session counts as lost.
             self._state = SessionState.DOUBTFUL
             grace = self._timeout * LOST_SHARE - self._timeout / ATTEMPT_FRACTION
             self._proven_at = max(self._proven_at, now - grace)
-        # Requests over the former connection are lost.
+        # Requests on the former connection get no answer.
         self._probe_sent_at = None
         self._probe_at = now
 
@@ -396,8 +396,8 @@ class SessionMachine:
         if self._state is not SessionState.LOST:
             self._lose(now)
         elif asked_at is not None and asked_at == self._probe_sent_at:
-            # Only the renewal's own answer counts. Otherwise each of many writes under way would
-            # count as one more failure, and double the pause.
+            # Only the answer to the renewal counts as a failure. Otherwise the answer to each
+            # unanswered write would double the pause.
             self._retry(now)
 
     # ---- transitions, each announced once
@@ -453,7 +453,7 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the process must end because of the outage; None if it need not."""
+        """The time at which the process must end because of an outage; None without such a time."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
@@ -468,7 +468,7 @@ class SessionPolicy:
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Handle an event, or only time if it is None; return the reason to end, or empty text.
+        """Handle `event`, or only the time if `event` is None; return the reason to end, or "".
 
         After a call has returned a reason, every later call returns this reason.
         """

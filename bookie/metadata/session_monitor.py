@@ -40,15 +40,15 @@ class SessionMonitor:
         probe: returns when the session is proven, the watches of a new connection are set, and the
             store is usable. Raises SessionLostError if the session ended, UnauthorizedError if the
             server refuses our credentials, and any other BookieError if the server does not answer.
-            A call is cancelled after a third of the timeout.
-        renew: returns when there is a session, the old one or a new one, and the store is usable.
-            Raises the errors of `probe`. Called only while the session is lost. A cancelled call
-            may have begun a session.
+            The next call of `probe` or `renew` cancels a call that has not returned.
+        renew: returns when there is an old or new session, and the store is usable. Raises the
+            errors of `probe`. Called only while the session is lost. A cancelled call may have
+            begun a session.
         announce: takes each event of the session. It must not raise or call `tell`.
         begun_at: the time by `clock` when the request that began the session was sent; None means
             now.
         clock: returns seconds, which also pass while the machine is suspended.
-        jitter: returns numbers in [0, 1).
+        jitter: returns random numbers in [0, 1), which vary the pauses between attempts.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class SessionMonitor:
 
     @property
     def state(self) -> SessionState:
-        """The state of the session now; a pause of the process before this call is considered."""
+        """The current state of the session, even if the process was paused until this call."""
         if self._deadline is not None and self._clock() >= self._deadline:
-            # A tick is told only after the deadline. Before the deadline, a tick would only wake
-            # the keeper.
+            # Tell a tick only at or after the deadline, because an earlier tick would only wake the
+            # keeper.
             self.tell(Tick())
         return self._machine.state
 
@@ -106,7 +106,7 @@ class SessionMonitor:
         for task in (self._keeper, self._asking):
             if task is not None:
                 task.cancel()
-        # The body's error is not passed on, because the task group would wrap it.
+        # The group does not get the body's error, because the group would wrap the error.
         await self._tasks.__aexit__(None, None, None)
 
     async def _keep(self) -> None:

@@ -1,9 +1,8 @@
 """The interface of every metadata store, its values, and the limits that all backends share.
 
-A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. Backends
-do not decide what operations mean: this module and `evaluate` say what a put, a delete or a
-transaction means. So code written on one backend runs on all: memory, a local directory, ZooKeeper
-and etcd.
+A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. This
+module and `evaluate` define the effects of a put, a delete and a transaction for all backends. So
+code that works on one backend works on all backends: memory, a local directory, ZooKeeper and etcd.
 
 - **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
   ``NOT_EXISTS`` (-1) as an expected version means "must not exist". **Revisions** number the
@@ -13,12 +12,12 @@ and etcd.
 - **An ephemeral record** lives until its session ends, and has no children. A plain put changes the
   value of an ephemeral record and keeps the owner. An ephemeral put with the right version takes
   over a record of another session. A persistent record never turns ephemeral.
-- **A transaction** is all or nothing. Its conditions are checked against the state before the
-  transaction. So a transaction names each key once. Below a key that the transaction deletes or
-  makes ephemeral, it names no other key.
+- **A transaction** does all its operations or none. Its conditions are checked against the state
+  before the transaction. So a transaction names each key once. A transaction names no key below a
+  key that it deletes or makes ephemeral.
 - **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If a
   watch may have missed commits, it delivers `Resync`, and the consumer lists the records again.
-- **A listing** is complete or raises.
+- **A listing** is complete, or raises an error.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ from bookie.metadata.model import (
 from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
-"""The most keys that `delete_recursive` deletes in one transaction, which also has a condition."""
+"""The most keys that `delete_recursive` deletes in one transaction, beside one condition."""
 
 _RECURSION_ROUNDS = 10
-"""The most rounds of `delete_recursive` while other processes create keys."""
+"""The most rounds of `delete_recursive`; a new round begins if other processes create keys."""
 
 
 class MetadataStore(ABC):
@@ -59,8 +58,8 @@ class MetadataStore(ABC):
     All methods run in the event loop that entered the context. Each method raises `InvalidKeyError`
     for a key or value beyond the limits, and `MetadataClosedError` outside the context. Each method
     raises `MetadataUnavailableError` when the store does not answer; the outcome of a write is then
-    unknown. A write that returned is as durable as the backend is, and visible to every later read
-    of this store object. A cancelled write may still happen.
+    unknown. When a write has returned, the write is durable if the backend is durable, and all
+    later reads of this store object see it. A cancelled write may still happen.
     """
 
     backend: ClassVar[str]
@@ -81,7 +80,7 @@ class MetadataStore(ABC):
         """True unless the session is in doubt or lost; also True before the session begins.
 
         After a pause of the process, this property is False at once. The session's events come only
-        in a later turn of the event loop. This is too late for a caller that relies on its session.
+        in a later turn of the event loop, too late for a caller that relies on the session.
         """
 
     @abstractmethod
@@ -120,11 +119,11 @@ class MetadataStore(ABC):
         """Write one record and return its new state; see `Put`.
 
         Raises:
-            BadVersionError: the record has another version. Or the record is ephemeral, belongs to
-                another session, and no version was given to take it over.
-            KeyExistsError: `version` is `NOT_EXISTS` and the record exists, or a persistent record
-                exists where the put would create an ephemeral one.
-            KeyHasChildrenError: `key` has children, and an ephemeral record cannot have any.
+            BadVersionError: the record has another version. Or `ephemeral` is True, `version` is
+                None, and the record belongs to another session.
+            KeyExistsError: `version` is `NOT_EXISTS` and the record exists. Or `ephemeral` is True
+                and the existing record is persistent.
+            KeyHasChildrenError: `ephemeral` is True, and `key` has children.
             InvalidKeyError: an ancestor is ephemeral.
             UnsupportedError: this kind of store has no access control, and `acl` was given.
             SessionLostError: the session ended before the write; nothing was written.
@@ -176,11 +175,11 @@ class MetadataStore(ABC):
         raise KeyHasChildrenError(f"others keep creating keys below {key}")
 
     async def _is_there(self, key: str) -> bool:
-        """True if a recursive deletion of `key` has something left to delete."""
+        """True if a recursive deletion of `key` must still delete a key."""
         return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
-        # The condition comes first, so that its error is raised.
+        # If several operations fail, the first one gives the error, so the condition comes first.
         conditions = [] if condition is None else [condition]
         await self.transaction([*conditions, *map(Delete, some)])
 
@@ -192,7 +191,7 @@ class MetadataStore(ABC):
             try:
                 await self._delete_if(condition, some)
             except (NoSuchKeyError, KeyHasChildrenError):
-                # Some keys are gone or have children, so the keys are deleted one by one.
+                # Some keys do not exist or have children, so delete the keys one by one.
                 for one in some:
                     await self._delete_tree(one, condition)
 
@@ -205,7 +204,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Carry out all operations at once, or none of them.
+        """Carry out all operations in one commit, or no operation.
 
         Returns one result per operation: the record's new state for a put, None for a delete or a
         check. Raises the error of the first operation whose condition fails, as `put` and `delete`
@@ -213,7 +212,7 @@ class MetadataStore(ABC):
         """
 
     async def foreign_keys(self) -> list[bytes]:
-        """Return the keys in the scope that can name no record, because another program wrote them.
+        """Return the foreign keys: keys of another program in the scope, which can name no record.
 
         Listings and watches skip foreign keys, and only `delete_foreign` deletes foreign keys. A
         key with a foreign key below it counts as a key with children. Only some servers can hold
@@ -272,7 +271,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Deliver every commit at or below `prefix`, by any store, after the context is entered.
+        """Deliver every commit of any store at or below `prefix`, after the context is entered.
 
         To mirror a prefix, enter the context, list the records, then apply the changes. A consumer
         that falls far behind gets one `Resync` instead of the backlog. The iterator raises
@@ -281,7 +280,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def session_events(self) -> AbstractAsyncContextManager[AsyncIterator[SessionEvent]]:
-        """Deliver the session's events from the time at which the context is entered."""
+        """Deliver all events of the session that occur after the context is entered."""
 
     @abstractmethod
     async def sync(self) -> None:

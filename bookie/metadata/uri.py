@@ -1,4 +1,4 @@
-"""Metadata URIs: they name the backend, the servers and the scope.
+"""Metadata URIs; a metadata URI names the backend, the servers and the scope.
 
 =============================================== ==================================================
 ``memory://NAME``                               a store in the memory of this process
@@ -9,7 +9,7 @@
 
 An IPv6 address is written in brackets, as in ``zk://[::1]:2181,[::1]:2182/scope``. A host without a
 port has the backend's usual port. The scope may have several segments. A URI contains neither
-credentials nor TLS files; they are in `MetadataSecurity`.
+credentials nor names of TLS files; `MetadataSecurity` contains both.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Servers:
 
     hosts: tuple[Host, ...]
     scope: str
-    """The prefix of all keys of the store, which starts with a slash and ends without one."""
+    """The prefix of all keys of the store, with a slash at the start and no slash at the end."""
 
 
 def parse_servers(uri: str, parts: MetadataUri) -> Servers:

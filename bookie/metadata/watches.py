@@ -19,7 +19,7 @@ from bookie.metadata.session import SessionEvent
 T = TypeVar("T")
 
 BACKLOG_MAX = 10_000
-"""The most items that wait for a consumer; one more replaces all of them by an overflow item."""
+"""The most items that wait for a consumer; when one more arrives, an overflow item replaces all."""
 
 
 class Subscription(Generic[T]):
@@ -41,7 +41,7 @@ class Subscription(Generic[T]):
         self._arrived.set()
 
     def end(self, error: BookieError) -> None:
-        """Let the consumer take the queued items; after that, each call raises `error`."""
+        """End the iterator: after all queued items were taken, `__anext__` raises `error`."""
         self._end = error
         self._arrived.set()
 
@@ -62,7 +62,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
-        """For each watch: its prefix, and the revision after which commits are delivered to it."""
+        """Watch → its prefix, and a revision: the watch gets only commits after this revision."""
 
     def __bool__(self) -> bool:
         return bool(self._watches)
@@ -87,7 +87,7 @@ class Watches:
                 subscription.push(Commit(revision, concerned))
 
     def resync(self, revision: int | None = None) -> None:
-        """Tell the watches that commits may be missing.
+        """Push `Resync` to all watches, because commits may be missing.
 
         If given, `revision` is the last revision before the next commit.
         """

@@ -8,7 +8,7 @@ every commit.
 | module | what it holds |
 |---|---|
 | `backend` | `EtcdStore`: reads, retries of writes, watches; differences from memory |
-| `client` | calls and streams on one endpoint at a time; TLS, the user's token, errors as ours |
+| `client` | calls and streams on one endpoint at a time; TLS, the user's token, our errors |
 | `key_layout` | keys of records: from ``/scope/`` to ``/scope0``, the store's own keys first |
 | `transactions` | operations as one Txn, and its response as results or as an error |
 | `messages` | compares, writes and reads; a large transaction as a Txn of Txns |
@@ -26,6 +26,6 @@ the store replaces the receipt and so prevents the write (`lease`).
 **Watches** resume after the last delivered commit. If etcd has compacted the following revision
 away, or the cluster was restored to an older revision, the watch delivers `Resync`.
 
-**Foreign keys** were written by another program and can name no record. The store skips foreign
-keys and logs one warning. Only `delete_foreign` deletes foreign keys.
+**Foreign keys** are keys of another program in the scope, which can name no record. The store skips
+foreign keys and logs one warning. Only `delete_foreign` deletes foreign keys.
 """

@@ -8,10 +8,10 @@ This store differs from the store in memory:
 
 - The session begins with the first write, or with the first consumer of its events. A store that
   only reads needs no lease, and no right to write.
-- Records have no times: etcd lacks them.
+- Records have no times, because etcd stores no times.
 - A take-over by another session counts as a change of the record, so `first_version` is False.
-- The servers round a session's timeout up to whole seconds, and to their election timeout. This
-  process treats the session as lost earlier, within the requested timeout.
+- The servers round a session's timeout up to whole seconds, and at least to their election timeout.
+  This process treats the session as lost earlier, within the requested timeout.
 - There is no access control by record: etcd's users have rights on ranges of keys.
 """
 
@@ -66,13 +66,13 @@ from bookie.metadata.watches import SessionWatches, Watches
 
 OPERATION_SECONDS_MIN = 2.0
 OPERATION_SECONDS_MAX = 10.0
-"""The bounds of the time for retries, in seconds.
+"""The shortest and the longest time for the retries of one operation.
 
-Within the bounds, retries end after half a session timeout, before the session is lost.
+Between these limits, retries end after half a session timeout, before the session is lost.
 """
 
 ATTEMPTS = 3
-"""The number of endpoints that one operation has time to try if none answers."""
+"""The number of endpoints that one operation has time to try if no endpoint answers."""
 
 _DELETIONS_MAX = 100
 """The most foreign keys that one Txn deletes; etcd allows 128 operations in a Txn."""
@@ -106,7 +106,7 @@ class EtcdStore(MetadataStore):
 
     @property
     def client(self) -> EtcdClient:
-        """The connection to etcd; its `calls` count the rpcs so far."""
+        """The connection to etcd; the attribute `calls` of the client counts its calls."""
         return self._client
 
     # ---- the session's life
@@ -145,7 +145,7 @@ class EtcdStore(MetadataStore):
             self._session.stop()
             for followed in self._followed.values():
                 followed.task.cancel()
-            # The task group would wrap the body's own error, so the error is not passed to it.
+            # The group does not get the body's error, because the group would wrap the error.
             await self._tasks.__aexit__(None, None, None)
             await self._session.revoke()
         finally:
@@ -191,13 +191,13 @@ class EtcdStore(MetadataStore):
         return any(read.response_range.kvs for read in response.responses)
 
     async def get_children(self, key: str) -> list[str]:
-        """List the children as of one revision; as of several if etcd compacts it meanwhile."""
+        """List the children at one revision, or at several if etcd compacts the first revision."""
         check_prefix(key)
         self._require_open()
         return await child_names(self._client, self._scope, key)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """Yield the records as of one revision; as of several if etcd compacts it meanwhile."""
+        """Yield the records at one revision, or at several if etcd compacts the first revision."""
         check_listing(key, after)
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
@@ -265,7 +265,7 @@ class EtcdStore(MetadataStore):
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
-        """Send the Txn once; return None if it wrote nothing and the caller must try again."""
+        """Send the Txn once; return None if the Txn wrote nothing and must be sent again."""
         request = transaction.request(receipt)
         receipt.is_doubtful = True
         try:
@@ -319,7 +319,7 @@ class EtcdStore(MetadataStore):
     async def _confirm(
         self, transaction: Transaction, receipt: Receipt
     ) -> list[Stat | None] | None:
-        """Read the results of a write whose reply was lost, at the revision in its receipt."""
+        """Read the results of a write whose reply was lost, at the revision in the receipt."""
         try:
             response = await self._client.read(TXN, transaction.confirmation(receipt.revision))
         except CompactedError as error:

@@ -5,8 +5,8 @@ endpoint. After a call without an answer, the next call goes to another endpoint
 raises `LostReplyError`, because its outcome is unknown. Only `read` and `authenticate` repeat an
 unanswered call.
 
-Every call has the metadata ``hasleader``: it needs a member that knows a leader. So a member that
-was cut off from the others refuses the call at once, instead of letting the call wait.
+Every call has the metadata ``hasleader``: the call needs a member that knows a leader. So a member
+without contact to the other members refuses the call at once, and does not let the call wait.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from bookie.errors import (
 from bookie.metadata.security import MetadataSecurity
 
 CALLS_MAX: Final = 128
-"""The most calls at once; more calls wait, because with thousands gRPC slows and then fails."""
+"""The most calls at once; more calls wait, because thousands of calls slow and break gRPC."""
 
 _PAUSE_SECONDS: Final = (0.05, 1.0)
-"""The first and the longest pause, in seconds, once all endpoints failed to answer."""
+"""The first and the longest pause, in seconds, after no endpoint has answered."""
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
 """gRPC metadata of a call without a token, in the type that gRPC takes without conversion."""
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # we bound pages, and the store bounds records
+    ("grpc.max_receive_message_length", -1),  # pages and records have other limits
     ("grpc.max_send_message_length", -1),
     # A server with default settings disconnects clients that ping more often than every 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
@@ -92,7 +92,7 @@ _AUTHENTICATE: Final = Method(
 
 
 class LostReplyError(MetadataUnavailableError):
-    """etcd did not answer, or its answer does not show whether etcd carried out the request."""
+    """etcd did not answer, or its answer does not show if etcd carried out the request."""
 
 
 class CompactedError(MetadataError):
@@ -155,7 +155,7 @@ class EtcdClient:
         attempt_seconds: the longest time for one endpoint to answer.
         operation_seconds: the longest time for all attempts of a read.
         on_connected: called at the first answer to a watch, read or Txn after an unanswered call.
-            It is not called at an answer about a lease, which the session monitor handles.
+            An answer about a lease does not count, because the session monitor handles it.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class EtcdClient:
         self._scope = scope
         self._credentials = _credentials(security)
         self._endpoints: dict[str, EtcdEndpoint] = {}
-        # Many clients spread over the members.
+        # Each client begins with a random member, so that clients spread over all members.
         self._current = int(jitter() * len(self._addresses))
         self._under_way = asyncio.Semaphore(CALLS_MAX)
         self._metadata = _METADATA
@@ -217,12 +217,12 @@ class EtcdClient:
             self._on_connected()
 
     async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
-        """Send `request` and return the response; repeat it only if etcd refuses our token.
+        """Send `request` and return the response; repeat the request only if our token is refused.
 
         `seconds` is the longest time that the endpoint may take; the default is `attempt_seconds`.
 
         Raises:
-            LostReplyError: no answer; etcd may have carried out the request, or may do so later.
+            LostReplyError: no answer; etcd may have carried out the request, or may do this later.
             SessionLostError, CompactedError, UnauthorizedError, ConfigurationError,
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
@@ -239,12 +239,13 @@ class EtcdClient:
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
     ) -> Any:
-        """Send a repeatable request again until it is answered or `operation_seconds` have passed.
+        """Repeat a request until etcd answers, or until `operation_seconds` have passed.
 
         `before` is called before each attempt.
 
         Raises:
-            MetadataUnavailableError: no endpoint answered, or etcd's database is full.
+            MetadataUnavailableError: no endpoint answered, too many requests wait, or etcd's
+                database is full.
             BookieError: for the reasons that `call` names.
         """
 
@@ -297,7 +298,7 @@ class EtcdClient:
                 name=self._security.user, password=self._security.password
             )
             send = partial(self._send, _AUTHENTICATE, request, None)
-            # Later, whoever needs the new token repeats the call.
+            # A new token after a refusal gets one attempt, because the caller repeats its request.
             response = await (send() if refused else self._repeat(send))
             self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
             self.token += 1
@@ -326,7 +327,7 @@ class EtcdClient:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
-        # An expired token would make etcd refuse the request for a new one.
+        # With an expired token, etcd would refuse the request for a new token.
         metadata = _METADATA if method is _AUTHENTICATE else self._metadata
         timeout = seconds or self.attempt_seconds
         call = endpoint.unary(method)(request, timeout=timeout, metadata=metadata)
@@ -377,7 +378,7 @@ class EtcdClient:
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Return our error for a gRPC error; if `endpoint` did not answer, leave the endpoint."""
+        """Return our error for a gRPC error; `leave` the endpoint if it did not answer."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -421,7 +422,7 @@ class EtcdClient:
 
 
 class Retries:
-    """Pauses between attempts: one after each round of all endpoints; the pauses double."""
+    """Pauses between attempts: a pause follows when each endpoint was tried; pauses double."""
 
     def __init__(self, endpoints: int) -> None:
         self._endpoints = endpoints

@@ -19,7 +19,7 @@ _log = event_log(__name__)
 
 
 class KeyLayout:
-    """The etcd keys of one store. Its scope `name` starts with a slash and ends without one."""
+    """The etcd keys of one store. The scope `name` starts with a slash, and ends with no slash."""
 
     def __init__(self, name: str) -> None:
         self._prefix = name.encode()
@@ -32,7 +32,7 @@ class KeyLayout:
         return self._prefix + key.encode()
 
     def name(self, key: bytes) -> str | None:
-        """Return the record key that belongs to etcd's `key`; None if `key` can name no record."""
+        """Return the record key for the etcd key `key`; None if `key` is foreign."""
         try:
             return check_key(key[len(self._prefix) :].decode())
         except (UnicodeDecodeError, InvalidKeyError) as error:

@@ -1,9 +1,9 @@
 """A session of the store in etcd: a lease, and the receipts of its writes.
 
-Ephemeral records, and the receipts (keys that show whether a write was done), exist at most until
-the lease ends. The session monitor calls `prove` to extend the lease; the extension counts from the
-moment at which the request was sent. If the session is lost, the store revokes its lease, which
-deletes the lease's records at once, and gets a new lease.
+Ephemeral records, and the receipts (keys that show if a write was done), exist at most until the
+lease ends. The session monitor calls `prove` to extend the lease; the extension counts from the
+moment at which the request was sent. If the session is lost, the store revokes the lease, which
+deletes the lease's records at once, and then gets a new lease.
 
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
@@ -119,7 +119,7 @@ async def replace(
     answer_seconds: float,
 ) -> EtcdLease:
     """Revoke the lost lease if etcd answers, and return a new lease."""
-    # If the revocation fails, the lease ends by itself, because nothing proves it any more.
+    # If the revocation fails, the lease ends by its timeout, because nothing extends the lease.
     with suppress(BookieError):
         await lost.revoke(answer_seconds)
     return await EtcdLease.grant(client, scope, timeout_seconds, answer_seconds=answer_seconds)

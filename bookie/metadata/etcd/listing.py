@@ -30,18 +30,18 @@ from bookie.metadata.model import ROOT
 KEYS_PER_PAGE_MAX = 10_000
 KEYS_PER_FIRST_PAGE = 1000
 RECORDS_PER_PAGE_MAX = 256
-"""The most records in a page: fewer than keys, because a record may have half a megabyte."""
+"""The most records in a page; a page of keys has more, because a record may have 512 KiB."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
 """The intended size of a page of records; after a larger page, the next page is shorter."""
 
 WIDE_KEYS_MIN = 4096
-"""A directory is wide if at least this number of keys follow the start of a page of its records."""
+"""A directory is wide if at least this number of keys follows the start of a page."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""The most restarts of one listing at the newest revision, after etcd compacted its revision."""
+"""The most times that one listing goes to the newest revision, because etcd compacted its own."""
 
 
 class _ChildPages:
@@ -66,7 +66,7 @@ class _ChildPages:
         self._presents = 0
         self._is_wide = False
         self._ahead: list[bytes] = []
-        """The keys of the coming pages of a wide directory."""
+        """The keys of the next pages of a wide directory."""
         self._are_all_ahead = False
 
     async def next(self) -> list[tuple[str, Any]] | None:
@@ -109,7 +109,7 @@ class _ChildPages:
             response = await self._read(self._end, KEYS_PER_PAGE_MAX, keys_only=True)
             self._ahead = [kv.key for kv in response.kvs]
             self._are_all_ahead = not response.more
-        # Keys that come meanwhile stand between these, and do not move the end.
+        # Keys that are created meanwhile sort between these keys, and do not move the end.
         return self._ahead[self._limit] if len(self._ahead) > self._limit else self._end
 
     async def _read(self, end: bytes, limit: int, *, keys_only: bool) -> Any:
@@ -150,7 +150,7 @@ class _ChildPages:
 
 
 async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[str]:
-    """Return all names one level below `key`, sorted. A name may have no record, only children."""
+    """Return all names one level below `key`, sorted, even names that have only children."""
     pages = _ChildPages(client, scope, key, "", records=False)
     names: set[str] = set()
     while (page := await pages.next()) is not None:

@@ -68,8 +68,8 @@ def leased(key: bytes) -> Part:
 
 def none_below(scope: KeyLayout, key: str) -> Part:
     """Return a compare that holds if there is no key below `key`."""
-    # A compare of a range holds if it holds for each key in the range. No key has create_revision
-    # 0.
+    # A compare of a range holds if the compare holds for each key in the range. No existing key has
+    # the create_revision 0.
     start, end = scope.below(key)
     return {**absent(start), "range_end": end}
 
@@ -80,12 +80,12 @@ def put(key: bytes, value: bytes, owner: int) -> Part:
 
 
 def keep(key: bytes, value: bytes) -> Part:
-    """Return a write that keeps the record's lease; etcd refuses it if there is no record."""
+    """Return a write that keeps the record's lease; etcd refuses to write a missing record."""
     return {"request_put": {"key": key, "value": value, "ignore_lease": True}}
 
 
 def delete(key: bytes) -> Part:
-    """Return an operation that deletes a record, if there is one."""
+    """Return an operation that deletes a record, if the record exists."""
     return {"request_delete_range": {"key": key}}
 
 
@@ -145,7 +145,7 @@ def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:
 
 
 class ConditionReads:
-    """The reads that a Txn does if its conditions fail, as the tree that `evaluate` takes."""
+    """The reads of a Txn whose conditions fail; `evaluate` uses their results as its tree."""
 
     def __init__(self) -> None:
         self._requests: list[Part] = []
@@ -154,13 +154,13 @@ class ConditionReads:
         self._responses: list[Any] = []
 
     def want_record(self, scope: KeyLayout, key: str) -> None:
-        """Add a read of the record of `key` without its value, unless there is one already."""
+        """Add a read of the record of `key` without its value, unless it was added before."""
         if key not in self._records:
             self._records[key] = len(self._requests)
             self._requests.append(stat(scope.key(key)))
 
     def want_below(self, scope: KeyLayout, key: str) -> None:
-        """Add a read that shows whether any key lies below `key`."""
+        """Add a read that shows if any key lies below `key`."""
         self._below[key] = len(self._requests)
         self._requests.append(any_below(scope, key))
 

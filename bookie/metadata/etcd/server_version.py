@@ -1,4 +1,4 @@
-"""The version of an etcd server, and whether the server checks all rights of a user.
+"""Reads the version of an etcd server, and shows if this version checks all rights of a user.
 
 Older servers do not check all rights within transactions, so a user can bypass its roles.
 Source: GHSA-rfx7-8w68-q57q (CVE-2026-44283).
@@ -27,7 +27,7 @@ ANSWER_BYTES_MAX: Final = 4096
 CHECKS_RIGHTS_FROM: Final[Mapping[tuple[int, int], int]] = MappingProxyType(
     {(3, 4): 44, (3, 5): 30, (3, 6): 11}
 )
-"""Minor version → its first patch version that checks all rights. Later minor versions all do."""
+"""Minor version → its first patch that checks all rights; newer minor versions check them all."""
 
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})([-+.].{0,64})?")
 
@@ -50,7 +50,7 @@ def ask_version(host: Host, security: MetadataSecurity) -> str:
     This call blocks. It sends no password, because a server tells its version to everybody.
 
     Raises:
-        MetadataUnavailableError: the server did not tell its version; the message has the reason.
+        MetadataUnavailableError: the server did not send its version; the message has the reason.
     """
     try:
         with closing(_connection(host, security)) as connection:

@@ -19,15 +19,15 @@ from bookie.metadata.session_monitor import SessionMonitor
 
 PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
-"""Divisors of the session timeout: limits for a lease's proof, and for each renewal step.
+"""The session timeout divided by these numbers limits a lease's proof, and each renewal step.
 
-The monitor cancels an attempt after a third of the timeout, so another endpoint can be tried
-before.
+The limits end before the monitor's limit, a third of the timeout. So there is time to try another
+endpoint.
 """
 
 
 class EtcdSession:
-    """The session of one open store: its present lease, if it has begun, and its monitor.
+    """The session of one open store: its current lease, once it has begun, and its monitor.
 
     Args:
         client: the connection to etcd.
@@ -58,7 +58,7 @@ class EtcdSession:
 
     @property
     def lease_id(self) -> int:
-        """The id of the present lease; 0 before the session begins."""
+        """The id of the current lease; 0 before the session begins."""
         return 0 if self._lease is None else self._lease.id
 
     @property

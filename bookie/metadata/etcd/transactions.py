@@ -17,11 +17,11 @@ check                    mod_revision = v, or absent                  nothing
 
 After some puts, the Txn also reads the new record, to learn if the record existed before. Writes
 are operations of the Txn itself, because etcd before 3.5.28 and 3.6.9 does not check rights in
-nested Txns. Only if there are too many writes, they are put into nested Txns.
+nested Txns. Writes are put into nested Txns only if there are too many writes.
 
-The Txn is built on guesses: whether a record is ephemeral, whether our own ephemeral record exists,
-and which number of a sequence was the last. If a guess is wrong, reads show the truth, and the Txn
-is built again.
+The store guesses three facts for a Txn: if a record is ephemeral, if our own ephemeral record
+exists, and the last number of a sequence. If a guess is wrong, the Txn writes nothing, reads show
+the fact, and the Txn is built again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from bookie.metadata.model import (
 )
 
 SHARED_SEQUENCES = 1024
-"""The number of counters for ephemeral sequential records; all users of a store share them."""
+"""The number of counters for ephemeral sequential records; all keys of a scope share them."""
 
 COUNTERS_MAX = 4096
 """The most sequences whose last number a store remembers."""
@@ -62,7 +62,7 @@ ROUNDS_MAX = 1000
 
 
 class SequenceCounters:
-    """The last known number of each sequence; without it, a put needs one more Txn."""
+    """The last known number of each sequence; without this number, a put needs one more Txn."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ class Transaction:
         self._leased: set[str] = set()
         """Keys of non-ephemeral puts whose records were found to be ephemeral."""
         self._skipped: dict[str, int] = {}
-        """Sequence → a number whose record exists although the counter has not reached it."""
+        """Sequence → a number above the counter whose record already exists."""
         self._numbers: dict[str, int] = {}
         self._operations = operations
         self._reads: ConditionReads
@@ -107,14 +107,14 @@ class Transaction:
 
     @property
     def first_key(self) -> str:
-        """The first key that is written; if no key is written, the first key. For messages."""
+        """The first written key, for messages; if no key is written, the first key."""
         written = [one.key for one in self._given if not isinstance(one, Check)]
         return written[0] if written else self._given[0].key
 
     # ---- the request
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
-        """Build the Txn from the present guesses; its writes also replace `receipt`."""
+        """Build the Txn from the current guesses; the writes of the Txn also replace `receipt`."""
         compares, writes = self._prepare(receipt.lease)
         self._receipt_read = self._reads.want_value(receipt.key)
         return self._assemble(receipt, compares, [mark(receipt), *writes])
@@ -154,8 +154,7 @@ class Transaction:
                 last, _ = self._counters.last(sequence)
                 number = max(last, self._skipped.get(sequence, 0)) + 1
                 while sequential_key(operation.key, number) in named:
-                    # This record exists, so the counter, which will be read later, has passed its
-                    # number.
+                    # Another operation of this transaction has this key, so take the next number.
                     number += 1
                 self._numbers[sequence] = number
                 numbered[index] = replace(
@@ -322,7 +321,7 @@ class Transaction:
             if not isinstance(given, Put) or not given.sequential:
                 continue
             if self._reads.find(operation.key) is not None:
-                # Another put of this transaction wrote this key, so the next number is tried.
+                # The counter has not reached this number, but the key exists. Try the next number.
                 sequence = _sequence_of(given)
                 self._skipped[sequence] = self._numbers[sequence]
                 return
@@ -351,7 +350,7 @@ class Transaction:
         return pb.TxnRequest(success=messages.grouped(self._scope, reads))
 
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
-        """Return the results of the write at the receipt's revision, from that response."""
+        """Return the results of the write from `response`, which answers `confirmation`."""
         for key, number in self._numbers.items():
             self._counters.saw(key, number, receipt.revision)
         written = messages.ungrouped(response.responses)
@@ -366,8 +365,8 @@ class Transaction:
 def _sequence_of(put: Put) -> str:
     """Return the sequence from which a sequential put takes its number.
 
-    Ephemeral records share a fixed number of sequences; the key of a record's parent determines the
-    sequence.
+    Ephemeral records share `SHARED_SEQUENCES` sequences; the key of a record's parent determines
+    the sequence.
     """
     if not put.ephemeral:
         return put.key

@@ -2,9 +2,9 @@
 
 All events of one revision belong to one transaction and make one `Commit`. If etcd splits a
 response (``fragment``), the watch handles the response when its last part has arrived. After a
-break, a new stream begins after the last delivered revision, so consumers do not notice it. Commits
-may be missing in two cases: etcd has compacted the next revision away, or another cluster answers.
-Then the consumers get `Resync`, and the watch continues from the newest revision.
+break, a new stream begins after the last delivered revision, so consumers do not notice the break.
+Commits may be missing in two cases: etcd has compacted the next revision away, or another cluster
+answers. Then the consumers get `Resync`, and the watch continues from the newest revision.
 
 A cluster that was restored from a backup looks like the same cluster at an older revision. A watch
 that resumed at the former revision would get no events. So when a stream begins, the watch compares
@@ -76,7 +76,7 @@ class EtcdWatch:
         watches: get every commit at or below `prefix`, once and in order. A commit may also contain
             changes of siblings of `prefix`. If commits may be missing, the watches get a resync
             with the revision before the next commit. If another cluster answers, this revision may
-            be lower than that of the last delivered commit.
+            be lower than the revision of the last delivered commit.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EtcdWatch:
         self._seen = Position(0, 0, 0)
         """The newest position that a stream, or the read before a stream, has shown."""
         self._refused_token = -1
-        """The number of the token with which the last stream was refused; -1 if it was not."""
+        """The number of the token that the last stream had when etcd refused it, otherwise -1."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
@@ -114,8 +114,8 @@ class EtcdWatch:
             except CompactedError:
                 self._next = 0
             except BookieError:
-                # etcd did not answer, or refused. The next stream has a new token, and our user may
-                # get its rights back.
+                # etcd did not answer, or refused the stream. The next stream has a new token, and
+                # our user may get back its rights.
                 await asyncio.sleep(retries.pause())
             else:
                 retries = self._client.retries()
@@ -221,9 +221,9 @@ class EtcdWatch:
         if response.fragment or response.created:
             return
         if not self._parts and response.watch_id == 0:
-            # Progress: everything up to this revision was delivered. Answers to our own progress
-            # request do not count: they lack a watch id, and servers before 3.4.25 and 3.5.8 send
-            # them too early.
+            # This response is progress: all commits up to its revision were delivered. Answers to
+            # our own progress requests have no watch id, and do not count, because servers before
+            # 3.4.25 and 3.5.8 send such answers too early.
             self._next = max(self._next, response.header.revision + 1)
         events, self._parts = self._parts, []
         for revision, together in groupby(events, key=lambda event: event.kv.mod_revision):

@@ -1,8 +1,9 @@
 """The metadata store in a local directory: an LMDB file, shared by processes of one machine.
 
 This embedded store is the default; its URI is ``local:///DIRECTORY``. The local store needs no
-server: every process opens the same LMDB file, and the file is the authority. The directory must be
-on a file system of this machine; LMDB and the locks fail on a network file system.
+server: every process opens the same LMDB file, which contains all records and sessions. The
+directory must be on a file system of this machine; LMDB and the locks fail on a network file
+system.
 
 | module | what it holds |
 |---|---|
@@ -12,8 +13,7 @@ on a file system of this machine; LMDB and the locks fail on a network file syst
 | `backend` | `LocalStore`: reads in the event loop, and the end of dead sessions |
 
 **A write** is a job for the writer thread. The thread takes all queued jobs and commits them in one
-durable LMDB transaction. So thirty-two callers together reach several times the write rate of one
-caller.
+durable LMDB transaction. So thirty-two callers together write several times as fast as one caller.
 
 **A read** gets data from LMDB's memory map in the event loop, within microseconds.
 

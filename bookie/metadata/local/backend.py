@@ -1,9 +1,9 @@
 """`LocalStore`: one session with a metadata store in a directory.
 
-The code of this module runs in the event loop. Reads are short, so they run there, too. One task
-per store ends dead sessions of other processes, and polls for commits, because a notification may
-be lost. The thread of `environment` does the writes. `session_monitor` probes the session: a probe
-succeeds while the session's row exists and no write is stuck.
+The code of this module runs in the event loop. Reads also run in the event loop, because reads are
+short. One task per store ends dead sessions of other processes, and polls for commits, because a
+notification may be lost. The thread of `environment` does the writes. `session_monitor` probes the
+session: a probe succeeds while the session's row exists and no write is stuck.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
 _PUMP_COMMITS = 256
 _STUCK_FRACTION = 3
-"""A write that takes the session timeout divided by this number counts as a lost connection."""
+"""A write that takes longer than the session timeout / this number means a lost connection."""
 
 
 class LocalStore(MetadataStore):
@@ -63,7 +63,7 @@ class LocalStore(MetadataStore):
     def __init__(
         self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
     ) -> None:
-        """If `create` is false, entering the context raises if `directory` holds no store."""
+        """With `create` False, entering the context requires that `directory` contains a store."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
         self._create = create
@@ -139,7 +139,7 @@ class LocalStore(MetadataStore):
                 for file in files:
                     file.close()
             else:
-                environment.submit(undo)  # the session may still begin after this
+                environment.submit(undo)  # the job `begin` may still run, before this job
             raise
         file = self._session_file = files[0]
         self._session = session
@@ -153,8 +153,8 @@ class LocalStore(MetadataStore):
         try:
             await self._wait(environment.submit(lambda tree: tree.end_session(session)))
         except MetadataUnavailableError:
-            # A stopped process holds the write lock, or the disk failed. The lock of our file is
-            # freed next, so other processes end the session as soon as they can write.
+            # A stopped process holds the write lock, or the disk failed. The caller frees the lock
+            # of our file next, so other processes end the session as soon as they can write.
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
@@ -191,7 +191,7 @@ class LocalStore(MetadataStore):
         self._session_file.beat()
 
     async def _renew(self) -> None:
-        """Continue the session if it still exists, or begin another session.
+        """Continue the session if its row still exists, or begin another session.
 
         The heartbeat is written inside a write transaction. Before another process ends a session,
         it reads the session's heartbeat again inside its own write transaction. So no process ends
@@ -220,7 +220,7 @@ class LocalStore(MetadataStore):
             )
 
     async def _keep(self, environment: LocalEnvironment) -> None:
-        """Poll for commits and end dead sessions of other processes, until cancelled."""
+        """Poll for commits, and end dead sessions of other processes, until cancelled."""
         tick_seconds = min(TICK_SECONDS, self.session_timeout_seconds / 6)
         reaper = SessionReaper(environment.sessions_directory, tick_seconds * INSPECTION_TICKS)
         reaping: asyncio.Future[None] | None = None
@@ -255,7 +255,7 @@ class LocalStore(MetadataStore):
     def _look_after_own(self, environment: LocalEnvironment) -> None:
         """Show other processes that this process runs, and notice if they ended our session.
 
-        The heartbeat continues while writes are stuck. A stopped process can hold up the writes of
+        The heartbeat continues while writes are stuck. A stopped process can block the writes of
         all other processes. When the stopped process continues, it must find the heartbeats of the
         other processes, or it would end their sessions.
         """
@@ -275,7 +275,7 @@ class LocalStore(MetadataStore):
         if not dead:
             return None
         environment.forget_dead_readers()
-        # The outcome is not awaited, so that the heartbeat does not depend on the write lock.
+        # Do not await the write here, because the heartbeat must not wait for the write lock.
         return environment.submit(lambda tree: reaper.reap(tree, dead))
 
     @property
@@ -335,7 +335,7 @@ class LocalStore(MetadataStore):
                 environment.submit(lambda tree: tree.transact(operations, session))
             )
         except SessionLostError:
-            # Consumers of the session's events get the event before the caller gets the error.
+            # Consumers get the session's event before the caller of this write gets the error.
             if self._session == session:
                 self._monitor.tell(Expired())
             raise
@@ -367,7 +367,7 @@ class LocalStore(MetadataStore):
         try:
             self._pump()
         except MetadataUnavailableError:
-            self._wake.set()  # the keeper meets the same error and announces it
+            self._wake.set()  # `_keep` gets the same error and reports it to the monitor
 
     def _pump(self) -> None:
         """Deliver the commits since the last delivery to the watches."""

@@ -1,7 +1,7 @@
 """One LMDB environment per directory and process: its opening, its readers and its one writer.
 
-LMDB refuses to open a directory twice in a process, so all stores of a process with the same
-directory share one environment, which counts its references. Every write is a job for the
+LMDB refuses to open a directory twice in a process. So all stores of a process with the same
+directory share one environment, which counts its users. Every write is a job for the
 environment's writer thread, which carries out all queued jobs in one LMDB transaction. The thread
 commits durably, notifies the sessions, and hands each result to the event loop of its caller. A job
 that raises a `BookieError` must have written nothing, because the other jobs of the transaction are
@@ -44,7 +44,7 @@ T = TypeVar("T")
 FORMAT = b"bookie-metadata 2"
 
 MAP_SIZE_BYTES = 16 * 1024**3
-"""The largest size of a store; its file is sparse and grows with what is stored."""
+"""The largest size of a store; the file is sparse, and grows with the stored data."""
 
 READERS_MAX = 1024
 """The most threads, of all processes together, that may read at once."""
@@ -89,7 +89,7 @@ class LocalEnvironment:
         self._unfinished = 0
         self._unfinished_lock = threading.Lock()
         self._has_ended = False
-        # A daemon thread: our process can end even if the writer waits for a stopped process.
+        # The thread is a daemon, so that this process can end while the writer waits for a lock.
         self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
         self._thread.start()
 
@@ -126,7 +126,7 @@ class LocalEnvironment:
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
-        """Return the seconds for which the writer has run its present jobs; 0 if it is idle."""
+        """Return the seconds since the writer began its current jobs; 0 if it has no jobs."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -142,7 +142,7 @@ class LocalEnvironment:
             raise unavailable(str(self.directory), error) from error
 
     def close(self) -> None:
-        """Stop the writer and close LMDB; the caller must know that all jobs are done."""
+        """Stop the writer and close LMDB; call this only if all jobs are done."""
         self._jobs.put(_STOP)
         self._thread.join()
         self._notifier.close()
@@ -163,7 +163,7 @@ class LocalEnvironment:
                 self._notifier.notify(waiting)
                 _hand_back(group)
         finally:
-            # Jobs are left only if a bug ends the thread. Their callers get an error.
+            # If a bug ends the thread, jobs may be left. Their callers get an error.
             self._has_ended = True
             _refuse(group)
             self._refuse_queued()
@@ -196,7 +196,7 @@ class LocalEnvironment:
     def _do(self, group: list[_Job[Any]]) -> list[bytes]:
         """Run the jobs and commit them together; return the sessions to notify."""
         try:
-            # The tables are opened here, because opening them waits for LMDB's write lock.
+            # Open the tables in this thread, because the opening waits for LMDB's write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
             return self._commit(group)
         except lmdb.Error as error:
@@ -232,7 +232,7 @@ def _hand_back(group: list[_Job[Any]]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, jobs)
         except RuntimeError:
-            # The loop was closed before its store, so its callers are gone.
+            # The loop was closed before its store, so no caller waits for these jobs.
             continue
 
 
@@ -246,16 +246,16 @@ _environments_lock = threading.Lock()
 
 
 def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
-    """Return the environment of `directory`; open it if it is not open, create it if necessary.
+    """Return the environment of `directory`; open or create the environment if necessary.
 
     The parent of `directory` must exist.
 
     Raises:
         ConfigurationError: the directory cannot be used, or was opened before this process was
             forked.
-        NoSuchKeyError: the directory holds no store, and `create` is false.
-        FormatError: the directory holds other files. If it holds an LMDB environment, only the
-            first job checks the format.
+        NoSuchKeyError: the directory contains no store, and `create` is False.
+        FormatError: the directory contains other files. The format of an LMDB environment is
+            checked only by the first job.
         MetadataUnavailableError: LMDB cannot open the directory now.
     """
     directory = Path(os.path.realpath(directory))
@@ -279,7 +279,7 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
 
 
 def release(environment: LocalEnvironment) -> None:
-    """Give back an environment that `acquire` returned; the last `release` closes it.
+    """Give back an environment that `acquire` returned; the last `release` closes LMDB.
 
     If the writer still has jobs, the environment stays open, and the next `acquire` returns it.
     Waiting for the writer could block the event loop, if a stopped process holds LMDB's lock.

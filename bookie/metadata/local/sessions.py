@@ -5,13 +5,14 @@ lives, it holds a lock (flock) on the file, and writes a deadline into the file.
 authority: a session without a row has ended, and every commit first checks the row of its session.
 A peer (another process) ends a session in two cases:
 
-1. The owner is dead: the machine was started again (boot id), or the file is gone, or its lock is
-   free.
-2. The owner hangs: the deadline passed and stayed the same for a third of the timeout. The peer
-   must run without a pause during that third. So living sessions survive a pause of the machine.
+1. The owner is dead: the machine was started again (boot id), or the session's file is missing, or
+   the file is not locked.
+2. The owner hangs: the deadline has passed, and has not changed for a third of the timeout. The
+   peer must run without a pause during this third. So living sessions survive a pause of the
+   machine.
 
-Deadlines use CLOCK_BOOTTIME, a clock that is the same for all processes and is never set. A process
-that was forked from an owner also holds the owner's lock, so after the owner's death only rule 2
+Deadlines use CLOCK_BOOTTIME, a clock that all processes share and nobody can set. A process that
+was forked from an owner also holds the owner's lock, so after the owner's death only rule 2
 applies.
 
 A notification is a datagram to a socket in the abstract namespace; each session has one socket. The
@@ -35,7 +36,7 @@ from bookie.metadata.local.tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
-"""Other processes may end a session (its timeout / this number) seconds after its deadline."""
+"""After a passed deadline, peers wait for the session timeout divided by this number."""
 
 
 class SessionFile:
@@ -101,7 +102,7 @@ def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
 
 
 class SessionReaper:
-    """Finds dead sessions of other processes at intervals; each open store has one reaper."""
+    """Finds dead sessions of other processes; each open store calls its reaper at intervals."""
 
     def __init__(self, directory: Path, interval_seconds: float) -> None:
         self._directory = directory
@@ -123,8 +124,8 @@ class SessionReaper:
                 continue
             grace_seconds = row.timeout_seconds / _GRACE_FRACTION
             if late_seconds > grace_seconds:
-                # This process was paused, so the owners may have been paused, too. Their time
-                # starts again.
+                # This process was paused, so the owner may have been paused, too. The time of grace
+                # for the owner starts again.
                 self._overdue.pop(session, None)
             if self.is_dead(session, row):
                 dead.append(session)
@@ -146,7 +147,7 @@ class SessionReaper:
         return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
 
     def reap(self, tree: TreeWriter, dead: Iterable[bytes]) -> None:
-        """End those of the `dead` sessions that are still dead, inside a write transaction."""
+        """Inside a write transaction, inspect all `dead` sessions again; end dead sessions."""
         sessions = tree.sessions()
         for session in dead:
             row = sessions.get(session)
@@ -157,7 +158,7 @@ class SessionReaper:
                 _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
-        """Return a session's deadline in nanoseconds if it has passed; 0 if it is damaged."""
+        """Return a session's deadline in ns if it has passed, 0 if its file is damaged, or None."""
         try:
             data = _path(self._directory, session).read_bytes()
         except OSError:
@@ -173,7 +174,7 @@ def _path(directory: Path, session: bytes) -> Path:
 
 
 def _remove(path: Path) -> None:
-    # A file that cannot be removed is harmless, because the row decides.
+    # A file that cannot be removed does no harm, because a session without a row has ended.
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
@@ -186,8 +187,8 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        # The lock is shared: two inspectors at once would mistake each other's exclusive lock for
-        # the owner's.
+        # Take a shared lock: with exclusive locks, two inspectors at once would take each other for
+        # the owner.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -228,13 +229,13 @@ class CommitNotifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, sessions: Iterable[bytes]) -> None:
-        """Send a datagram to the owner of each session; an owner that gets none polls anyway."""
+        """Send a datagram to the owner of each session; an owner without a datagram polls."""
         for session in sessions:
             try:
                 self._socket.sendto(b"\0", _address(session))
             except OSError:
-                # A full socket still holds earlier notifications. A refusal means that the owner is
-                # gone, or is in another network namespace.
+                # If the socket is full, the owner has earlier notifications. If it refuses, the
+                # owner has ended, or is in another network namespace.
                 continue
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
 All integers are big endian. The store numbers its versions by its own counter, without gaps,
-because a compacting copy of an LMDB file does not keep LMDB's transaction ids. One record of the
-log is one commit, so watchers see each commit whole. The log keeps only the newest
+because a compacting copy of an LMDB file loses LMDB's transaction ids. One record of the log is
+one commit, so watchers see each commit whole. The log keeps only the newest
 `LOG_COMMITS_MAX` commits.
 """
 
@@ -108,7 +108,7 @@ class TreeReader:
         return _decode_record(key, data)
 
     def record(self, key: str, session: bytes) -> Record | None:
-        """Return the record of `key`; its `Stat` says whether `session` owns it."""
+        """Return the record of `key`; its `Stat` shows if `session` owns the record."""
         row = self.find(key)
         if row is None:
             return None
@@ -122,7 +122,7 @@ class TreeReader:
         """Return up to `limit` names below `key`, sorted, that are greater than `after`."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
-        # LMDB refuses longer keys. All names are shorter, so the scan is complete.
+        # LMDB refuses longer start keys. All stored keys are shorter, so no name is missed.
         start = floor[: KEY_SIZE_BYTES_MAX + 1]
         names = []
         for child in self._keys("children", prefix, start):
@@ -137,9 +137,9 @@ class TreeReader:
     ) -> tuple[list[Record], str | None]:
         """Return some records below `key` with names greater than `after`, in order.
 
-        Returns the records, and the name after which the next call continues; None at the end.
-        There are at most `names_max` records. The last record is the first one with which their
-        values have `bytes_max` bytes or more.
+        Returns the records, and the name after which the next call must continue; None at the end.
+        There are at most `names_max` records. The list ends early when the values together have
+        `bytes_max` bytes or more.
         """
         parent = key.rstrip("/")
         names = self.child_names(key, after, names_max)
@@ -165,7 +165,7 @@ class TreeReader:
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
-        """Return up to `limit` commits after `version`, in order; None if the log starts later."""
+        """Return up to `limit` commits after `version`, in order; None if a commit is missing."""
         commits: list[LoggedCommit] = []
         if version >= self.version():
             return commits
@@ -196,7 +196,7 @@ class TreeWriter(TreeReader):
         super().__init__(transaction, tables)
         self._now_ms = now_ms
         self.has_committed = False
-        """True if there are new commits for watchers to see."""
+        """True if this transaction contains commits, so that sessions must be notified."""
 
     def _put(self, table: str, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables[table])
@@ -226,7 +226,7 @@ class TreeWriter(TreeReader):
     def end_session(self, session: bytes) -> None:
         """Remove a session and its ephemeral records in one commit.
 
-        If the session is gone, do nothing.
+        If the session has already ended, do nothing.
         """
         prefix = len(session)
         owned = [key[prefix:].decode() for key in self._keys("ephemerals", session, session)]
@@ -253,7 +253,7 @@ class TreeWriter(TreeReader):
         self._put("log", packed, _encode_changes(changes))
         self._put("meta", b"version", packed)
         if version > LOG_COMMITS_MAX:
-            # Versions have no gaps, so removing one commit for each new one keeps the log's length.
+            # Versions have no gaps. So each commit removes one old commit, and the length stays.
             self._delete("log", _VERSION.pack(version - LOG_COMMITS_MAX))
         self.has_committed = True
         return written
@@ -382,7 +382,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
 
 
 def unavailable(directory: str, error: Exception) -> MetadataUnavailableError:
-    """Return our error for an `error` of LMDB."""
+    """Return a MetadataUnavailableError that describes an `error` of LMDB."""
     if isinstance(error, lmdb.MapFullError):
         return MetadataUnavailableError(f"the metadata store in {directory} is full")
     return MetadataUnavailableError(f"the metadata store in {directory} failed: {error}")

@@ -10,8 +10,8 @@ the records of that name.
 | `backend` | `MemoryStore`, one session on a name |
 
 Each `MemoryStore` of a name has a session with its own ephemeral records. These records are deleted
-when the session ends. Commits are numbered, and watches deliver them in order. `evaluate` decides
-the outcome of each transaction, as it does for the local backend.
+when the session ends. Commits are numbered, and watches deliver the commits in order. `evaluate`
+decides the outcome of each transaction, as in the local backend.
 
 Records exist as long as the process. A store that is closed and opened again finds its records.
 Bookies refuse a ``memory://`` URI: after a restart, the ledgers on their disks would have no

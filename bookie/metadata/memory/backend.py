@@ -134,7 +134,7 @@ class MemoryStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
 
     async def _reach(self) -> None:
-        """Check that the store is open, and let other tasks run, as a wait for a network would."""
+        """Check that the store is open, and let other tasks run, like a call to a server."""
         self._require_open()
         await asyncio.sleep(0)
         self._require_open()

@@ -1,4 +1,4 @@
-"""The records of a store in memory, and the sessions on them, as a server would hold them."""
+"""The records and the sessions of all memory stores with one name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _trees_lock = threading.Lock()
 
 
 class MemoryTree:
-    """The records of one store name. The caller of each method must hold `lock`."""
+    """The records of one store name. The callers of all methods must hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -99,12 +99,12 @@ class MemoryTree:
 
 
 def tree_of(name: str) -> MemoryTree:
-    """Return the records of the store `name`; the first call creates them."""
+    """Return the records of the store `name`; the first call creates an empty store."""
     with _trees_lock:
         return _trees.setdefault(name, MemoryTree())
 
 
 def forget_tree(name: str) -> None:
-    """Let new stores of `name` begin without records; open stores keep the present records."""
+    """Let later stores of `name` begin without records; open stores keep their records."""
     with _trees_lock:
         _trees.pop(name, None)

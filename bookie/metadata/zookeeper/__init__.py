@@ -2,15 +2,15 @@
 
 ZooKeeper has sessions and a tree. ZooKeeper lacks three things: parents that exist only while they
 have children, versions that never repeat, and known outcomes after a lost reply. This package adds
-such parents and versions as far as a client can. It finds the outcome of a write as soon as
-ZooKeeper answers again, if the session has not ended.
+such parents and versions as far as a client can. The package finds the outcome of a write as soon
+as ZooKeeper answers again, if the session has not ended.
 
 | module | what it holds |
 |---|---|
 | `backend` | `ZooKeeperStore`: reads, watches, access control; differences from the contract |
-| `writer` | transactions: tried with cached facts, else read and evaluated first |
+| `writer` | transactions: sent at once if the cache has the nodes, else after reads of the nodes |
 | `parents` | parents: made when a create misses them, removed with their last child |
-| `tree` | records, parents and access control as nodes, transactions as operations on nodes |
+| `tree` | turns records, parents and access control into nodes, transactions into operations |
 | `nodes`, `cached` | nodes read before a write, and records known from answers and events |
 | `outcome` | receipts: after a lost reply they show if a write was done |
 | `restrict` | gives an existing tree the access control lists of `bookie.metadata.rights` |
@@ -28,13 +28,13 @@ session does not remove empty parents. Listings show empty parents until a later
 parent, or a recursive delete, removes them.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
-also names the write that created the node. If this store has received the event that the expected
-record was deleted, it refuses the write. Before this event arrives, a write that expects the
-deleted record may change a new record of the same key.
+also contains the number of the write that created the node. A store refuses a write if it has
+received the event that the expected record was deleted. Before this event arrives, a write that
+expects the deleted record may change a new record of the same key.
 
 **Below** ``/.bookie``, outside of all scopes, are the receipts (ephemeral) and the node
-`tree.REMOVALS`, which every removal of a parent writes. The access control of `REMOVALS` forbids
-its deletion.
+`tree.REMOVALS`, which every removal of a parent writes. Do not delete `REMOVALS`: a new node
+would begin with old versions.
 
 **Watches.** One persistent recursive watch serves the whole store. ZooKeeper drops the watch with
 the connection, so each reconnection sets the watch again and delivers `Resync`.

@@ -9,15 +9,15 @@ This store differs from the contract of `MetadataStore`:
 - A transaction may be seen as several commits of one revision, because events do not mark its end.
 - A record may be deleted and created again before the event of the deletion arrives. If the new
   record has as many writes as the old record, a write that expects the old version succeeds.
-- The times are those of the node. A record that was put on an existing parent node has the parent's
-  creation time, and its `first_version` is False.
+- A record has the times of its node. A record that was put on an existing parent node has the
+  parent's creation time, and its `first_version` is False.
 - A parent whose last child ended with its session stays, and is listed, until a delete below it or
   a recursive delete. A parent also stays if its removal conflicts with too many other removals.
   While such a parent exists, a record above it cannot be deleted.
 - Sequential numbers begin anew below a record that was itself deleted with all its children.
   Numbers of ephemeral records also begin anew below a parent that became empty.
 - If our user may write nothing, not even below ``/.bookie``, `sync` uses ZooKeeper's own sync. A
-  leader that was deposed a moment ago may answer it; then later reads may lack newer commits.
+  leader that was just deposed may answer this sync; then later reads may lack the newest commits.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
 Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
@@ -83,12 +83,12 @@ from bookie.metadata.zookeeper.tree import (
 from bookie.metadata.zookeeper.writer import Writer
 
 SCAN_AHEAD = 32
-"""The number of records that a scan asks for before it yields the first: 16 MiB at most."""
+"""The number of records, 16 MiB at most, that a scan reads before it yields the first record."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The objects of an open store."""
+    """The parts of a store that exist while the store is open."""
 
     link: ZooKeeperLink
     nodes: NodeReader
@@ -128,7 +128,7 @@ class ZooKeeperStore(MetadataStore):
         self._session_watches = SessionWatches()
         self._group: list[WatchEvent] = []
         self._may_not_write = 0
-        """The connection on which ZooKeeper refused an empty write of our user."""
+        """The number of the connection on which ZooKeeper refused an empty write of our user."""
         self._open: _Open | None = None
 
     async def __aenter__(self) -> Self:
@@ -168,7 +168,7 @@ class ZooKeeperStore(MetadataStore):
 
     @property
     def credentials(self) -> tuple[int, bytes]:
-        """The id and password of the session; a client that has them can continue the session."""
+        """The session's id and password, with which another client can continue the session."""
         return self._require_open().link.credentials
 
     # ---- reads
@@ -238,7 +238,7 @@ class ZooKeeperStore(MetadataStore):
         link = self._require_open().link
         path = self._scope.path(key)
         stat = await link.read(Exists(path), link.deadline())
-        # A parent without children also counts, because a session or a failed delete may leave one.
+        # Empty parents count, because the end of a session or a failed delete may leave them.
         return stat is not None and (key != ROOT or stat.numChildren > 0)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
@@ -261,10 +261,10 @@ class ZooKeeperStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """Commit an empty write and wait for it; the write needs a quorum of servers.
+        """Commit an empty write, which needs a quorum of servers.
 
-        ZooKeeper's own sync is not used, because the leader that answers it may have been deposed
-        without knowing that. Only a user who may write nothing gets ZooKeeper's own sync.
+        ZooKeeper's own sync is not used, because a deposed leader may still answer that sync. Only
+        for a user who may write nothing, this method uses ZooKeeper's own sync.
         """
         link = self._require_open().link
         if self._may_not_write != link.connection:
@@ -300,8 +300,8 @@ class ZooKeeperStore(MetadataStore):
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
         check_prefix(prefix)
         link = self._require_open().link
-        # After this round trip, the events of earlier commits have arrived, and this watch does not
-        # get them.
+        # This read is answered after the events of earlier commits, so the new watch does not get
+        # earlier events.
         await link.read(Exists(self._scope.root), link.deadline())
         with self._watches.open(prefix) as changes:
             yield changes

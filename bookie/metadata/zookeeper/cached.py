@@ -18,7 +18,7 @@ from bookie.metadata.zookeeper.requests import ZnodeStat
 from bookie.metadata.zookeeper.tree import Node, View, birth_of, data_version_of
 
 _DELETIONS_MAX = 10_000
-"""The number of deletions after which the cache starts a new part; it keeps three parts."""
+"""After this many deletions, a new part of the memory of deletions begins; three parts are kept."""
 
 _ZXID_MAX = 2**63 - 1
 
@@ -51,7 +51,7 @@ class KnownRecords:
         self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
 
     def note_quiet(self) -> None:
-        """Note that all events that arrived together were handled; start a new part if due."""
+        """Start a new part of remembered deletions if the last part is full."""
         if len(self._deletions[-1]) > _DELETIONS_MAX:
             self._deletions.append({})
 
@@ -86,7 +86,7 @@ class KnownRecords:
             elif node is None or (version is not None and birth_of(version) != node.birth):
                 return None
             elif isinstance(operation, Put) and operation.ephemeral and node.owner != session:
-                return None  # refused, or a take-over, which must read the access control first
+                return None  # this put will be refused, or needs the access control of the record
             else:
                 view.nodes[operation.key] = _expected(node, version)
         return view

@@ -44,11 +44,11 @@ class ChangeReader:
         self._converting: set[str] = set()
 
     def begin(self) -> None:
-        """Forget the state of the former connection, because a new connection begins."""
+        """Forget the events of the former connection, because a new connection begins."""
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:
-        """Return the change of a record that the event shows; None if it shows none."""
+        """Return the change of a record that the event shows; None if no record changed."""
         if event.zxid != self._zxid or event.zxid <= 0:
             self._enter(event.zxid)
         key = self._scope.key(event.path)

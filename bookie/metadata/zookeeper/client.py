@@ -73,7 +73,7 @@ Answered: TypeAlias = tuple[Pending, object, BaseException | None]
 
 
 class _Result:
-    """kazoo's IAsyncResult, implemented without locks; it posts the result to the event loop.
+    """kazoo's IAsyncResult, implemented without locks; the result is posted to the event loop.
 
     A result is set once, in any thread. Each callback runs once, because `pop` takes each callback
     only once.
@@ -122,7 +122,7 @@ class _Result:
 
 
 class _Waker:
-    """Wakes kazoo's thread. A waker has both ends of kazoo's pipe; sending a byte never blocks."""
+    """Wakes kazoo's thread. A waker is both ends of kazoo's pipe; sending a byte never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -197,7 +197,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         for ready_for, some in ((select.POLLIN, readers), (select.POLLOUT, writers)):
             for one in some:
                 waiting.register(one, ready_for)
-        # The time is rounded up. Otherwise kazoo would poll in a loop during the last part of a
+        # Round the time up. Otherwise kazoo would poll again and again during the last part of a
         # millisecond.
         ready = dict(waiting.poll(None if timeout is None else math.ceil(timeout * 1000)))
         return (
@@ -234,7 +234,7 @@ class Bridge:
         session_timeout_seconds: the timeout to request.
         security: TLS files and credentials.
         on_notice: called in the loop with each notice, in the socket's order.
-        on_quiet: called after all notices that came together were delivered.
+        on_quiet: called when all notices that arrived together were delivered.
 
     Raises:
         ConfigurationError: a TLS file cannot be read, or has the wrong content.
@@ -283,7 +283,7 @@ class Bridge:
         self._client.start_async()
 
     async def stop(self) -> None:
-        """End the session; return when the server has ended it, or does not answer in time."""
+        """End the session; return when the server has ended it, or after `_STOP_SECONDS_MAX`."""
         ended = asyncio.Event()
 
         def end() -> None:
@@ -361,27 +361,26 @@ class Bridge:
     def _settle(self, pending: Pending, value: object, error: BaseException | None) -> None:
         self._waiting.pop(pending, None)
         if pending.answer.done():
-            return  # the caller has gone
+            return  # the caller was cancelled
         try:
             if error is not None:
                 raise _meaning_of(error, pending.request)
             pending.answer.set_result(answer_of(pending.request, value))
         except Exception as failure:  # noqa: BLE001  (the future's own)
             pending.answer.set_exception(failure)
-            pending.answer.exception()  # a cancelled caller never takes the error
+            pending.answer.exception()  # asyncio logs no error if the caller was cancelled
 
     # ---- from any thread
 
     def _post(self, item: Answered | Notice) -> None:
         self._inbox.append(item)
         if not self._is_draining:
-            # The flag is set before the loop is woken, so that a drain that begins now takes this
-            # item, too.
+            # Set the flag before waking the loop: a `_drain` that begins now also takes this item.
             self._is_draining = True
             self._call_in_loop(self._drain)
 
     def _call_in_loop(self, action: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and so are its callers
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits any more
             self._loop.call_soon_threadsafe(action)
 
 
@@ -410,7 +409,7 @@ def describe_failure(reason: BaseException) -> str:
 
 
 def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
-    """Return a TLS context with our own certificate and those that we trust; None without TLS.
+    """Return a TLS context with our certificate and the trusted authorities; None without TLS.
 
     Raises:
         ConfigurationError: a file cannot be read, or has the wrong content.

@@ -1,4 +1,4 @@
-"""kazoo's private parts that the store needs, in one place, each with its reason.
+"""All private parts of kazoo that the store uses, each with the reason for its use.
 
 | part of kazoo | reason |
 |---|---|
@@ -40,7 +40,7 @@ for _code in range(-130, -118):  # an unknown code would end kazoo's thread
 
 
 class AddWatch(NamedTuple):
-    """Watch `path` and all below it until the connection ends; each change is reported once."""
+    """Watch `path` and all nodes below it until the connection ends; a change gives one event."""
 
     path: str
     type: int = 106

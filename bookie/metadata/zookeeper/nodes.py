@@ -78,8 +78,8 @@ class NodeReader:
         keys = _keys_of(operations)
         stats = await self.ask([Exists(self._scope.path(key)) for key in keys], deadline)
         doubtful = [key for key, stat in zip(keys, stats, strict=True) if may_have_no_record(stat)]
-        # The guard is read first: a parent that is read later can end only with a write of the
-        # guard.
+        # Read the guard first. A parent that is read later can then be removed only by a write of
+        # the guard.
         guard = [Exists(REMOVALS)] if doubtful else []
         asked = await self.ask(
             [*guard, *(GetData(self._scope.path(k)) for k in doubtful)], deadline
@@ -120,7 +120,7 @@ class NodeReader:
         answers = await self.ask([GetACL(self._scope.path(key)) for key in keys], deadline)
         for key, answer in zip(keys, answers, strict=True):
             if answer is None:
-                continue  # the record is gone, and the write will be refused
+                continue  # the record was deleted, so the write will be refused
             acl = from_node_acl(answer[0])
             if self._scope.has_kinds:
                 acl = from_node_acl(self._scope.acl(key))
@@ -142,7 +142,7 @@ class NodeReader:
         node_acl = to_node_acl(acl)
         await self._require_record(key, deadline)
         try:
-            # The request may be repeated like a read, because a second one changes nothing.
+            # The request may be repeated like a read, because a second request changes nothing.
             await self._link.read(SetACL(self._scope.path(key), node_acl), deadline)
         except NodeError as error:
             raise refusal(error, key) from error
@@ -190,7 +190,7 @@ class NodeReader:
     # ----
 
     async def ask(self, reads: Iterable[Request], deadline: float) -> list[Any]:
-        """Send all requests at once and return the answers; a missing node's answer is None."""
+        """Send all requests at once; return the answers, which are None for missing nodes."""
         if not (requests := list(reads)):
             return []
         while True:
@@ -237,16 +237,16 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """Return the number of children that the node has had: the next sequential child gets it.
+    """Return the number of children created so far: the next sequential child gets this number.
 
-    Source: DataNode.copyStat: `cversion` is twice that number minus the number of present children,
+    Source: DataNode.copyStat: `cversion` is twice this number minus the number of current children,
     in 32 bits.
     """
     return int((stat.cversion + stat.numChildren) % 2**32 // 2)
 
 
 def may_have_no_record(stat: ZnodeStat | None) -> bool:
-    """True if the node may be a parent without a record; only its data can tell."""
+    """True if the node may be a parent without a record; only the node's data shows this."""
     if stat is None or stat.ephemeralOwner:
         return False
     return stat.dataLength in (0, len(PARENT), len(KEPT))

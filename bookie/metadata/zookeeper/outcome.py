@@ -8,15 +8,15 @@ that node. If the node has the mark, the write was done, and the node's zxid is 
 If the node lacks the mark, the write will never be done. A server refuses requests that a session
 sent before it moved to another connection.
 
-A store has a few receipts. Each receipt belongs to one write until the outcome of the write is
-known. So the number of receipts limits the number of writes under way. A refused or cancelled write
-gives its receipt to the next write. Receipts lie outside of all scopes, where no store lists,
-watches or deletes them. The name of a receipt begins with the number of its session. ZooKeeper
-deletes the receipt when the session ends.
+A store has up to `RECEIPTS_MAX` receipts. Each receipt belongs to one write until the outcome of
+the write is known. So the number of receipts limits the number of writes under way. A refused or
+cancelled write gives its receipt to the next write. Receipts lie outside of all scopes, where no
+store lists, watches or deletes receipts. The name of a receipt begins with the number of its
+session. ZooKeeper deletes the receipt when the session ends.
 
 Before the store reads a receipt, it does another write, the barrier. The barrier needs a quorum, so
-a deposed leader cannot answer it. On every server, the barrier comes after all requests that were
-sent before the barrier.
+a deposed leader cannot answer the barrier. On every server, the barrier comes after all requests
+that were sent before the barrier.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ RECEIPTS_MAX = 128
 """The most writes under way at once; further writes wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Codes of refusals that show an outdated view of the tree."""
+"""Error codes of refusals which show that our view of the tree is outdated."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Access control of a node below which every client may create nodes, and that none may delete."""
+"""Access control of a node whose children every client may create, and no client may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The parent node of all sessions' receipts; a receipt shows whether a write was done."""
@@ -98,16 +98,16 @@ class Receipts:
 
     def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
-        """The number of writes so far that were done although their answer was lost."""
+        """The number of writes so far whose answer was lost, but which were done."""
         self.commits = 0
-        """The number of calls of `commit` so far, refused ones included."""
+        """The number of calls of `commit` so far, including refused calls."""
         self._link = link
         self._free: list[str] = []
         self._count = 0
         self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
-        """Receipt name → path of its node, which exists and is an ephemeral node of `_session`."""
+        """Receipt name → path of an existing ephemeral node of `_session`."""
         self._creates: dict[str, asyncio.Future[Any]] = {}
         """Receipt name → the answer to the latest create of its node."""
         self._marks = 0
@@ -129,8 +129,8 @@ class Receipts:
         these facts changed.
 
         Raises:
-            OutdatedError: the connection is another one now, or an event refuted the facts; nothing
-                was done.
+            OutdatedError: there is a new connection, or an event changed the facts; nothing was
+                done.
             MultiRefusedError: nothing was done, because of the operation at its index.
             SessionLostError: the session ended; nothing was done, or the session's end undid it.
             MetadataUnavailableError: the server did not answer until `deadline`. If the error's
@@ -255,14 +255,14 @@ class Receipts:
             self._note(session, name, exists=False)
             if await self._is_create_denied(name):
                 raise _refusal(NO_AUTH)
-            self._link.send(CreateNode(HOME, b""))  # the next answer shows if it exists
+            self._link.send(CreateNode(HOME, b""))  # the next answer shows if `HOME` exists
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
             except NodeError as error:
                 if error.code != NODE_EXISTS:
                     raise _refusal(error.code) from error
             except (NotSentError, LostError, NoAnswerError):
-                return  # the next attempt asks again
+                return  # the next attempt repeats these requests
         else:
             raise _refusal(code)
 

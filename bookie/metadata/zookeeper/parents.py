@@ -4,7 +4,7 @@ If several creates of a store need the same parents, the first create makes the 
 other creates wait.
 
 A parent is removed only if it is still the node that was read before (see `REMOVALS`). Removals by
-several stores at once conflict; after `_REMOVAL_ATTEMPTS` conflicts, the parent is left. A later
+several stores at once conflict; after `_REMOVAL_ATTEMPTS` conflicts, the parent stays. A later
 delete below that parent, or a recursive delete, removes the parent.
 """
 
@@ -52,12 +52,12 @@ class Parents:
         self._kept: dict[str, None] = {}
         """Parents that stay even without children, as far as this connection knows."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
-        """The parents that are being made, and whether each stays → an event, set at the end."""
+        """Pairs (parent, True if it must stay) of a running `make` → an event, set at its end."""
         self._removing = asyncio.Lock()
         """A lock for removals, because two removals at once would conflict."""
 
     def clear(self) -> None:
-        """Forget which parents stay, because there is another connection."""
+        """Forget all parents that stay, because there is a new connection."""
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:
@@ -117,7 +117,7 @@ class Parents:
                 for key, path, stat in zip(keys, paths, stats, strict=True)
                 if stat is None
             ]
-            # The creates are sent in order, so that each finds the parent above it.
+            # Send the creates from the top down, because each create needs the parent above it.
             sent = [self._link.send(Multi([mark, create, mark])).answer for create in creates]
             for answer in sent:
                 try:
@@ -163,8 +163,8 @@ class Parents:
     async def remove_empty(self, keys: Iterable[str]) -> None:
         """Remove each of `keys` that is a parent without children, then the empty parents above.
 
-        Errors are ignored: a later delete below a parent that is left, or a recursive delete,
-        removes the parent.
+        Errors are ignored: if a parent stays, a later delete below the parent, or a recursive
+        delete, removes the parent.
         """
         deadline = self._link.deadline()
         try:

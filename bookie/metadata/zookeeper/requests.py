@@ -1,4 +1,4 @@
-"""Requests to ZooKeeper as values; each value knows the kazoo call that sends it.
+"""Requests to ZooKeeper as values; each value has a method `ask`, which sends the request.
 
 A `Multi` does several operations on nodes at once, or none of them.
 """
@@ -75,7 +75,7 @@ class GetData(_OfPath):
 
 
 class GetChildren(_OfPath):
-    """Ask for the names one level below a node."""
+    """Ask for the names of the children of a node."""
 
     _call = "get_children_async"
 
@@ -183,7 +183,7 @@ def answer_of(request: Request, value: Any) -> Any:
     """
     if isinstance(request, Multi):
         for index, result in enumerate(value):
-            # The operations before the failed one have the code 0, and those after it -2.
+            # Operations before the failed operation have the code 0, later operations have -2.
             if isinstance(result, KazooException) and (
                 result.code not in (OK, RUNTIME_INCONSISTENCY)
             ):

@@ -1,7 +1,7 @@
 """Give all nodes of a scope the access control lists of the table in `rights`.
 
-New nodes get their lists when they are created. `restrict` changes the lists of existing nodes. It
-also creates the nodes of the table's parts, which only admins can create.
+New nodes get their lists when they are created. `restrict` changes the lists of existing nodes, and
+creates the nodes of the table's parts, which only admins can create.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
 
 
 async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
-    """Check on a temporary node that our user can still change a node with the admins' list."""
+    """Check with a temporary node that our user may change nodes with the new lists."""
     path = scope.path(f"/rights-{uuid.uuid4().hex}")
     acl = scope.acl(ROOT)
     mark = scope.mark
@@ -83,13 +83,13 @@ async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
 
 
 async def _keep_part(link: ZooKeeperLink, scope: Scope, part: str) -> None:
-    """Make the node of a part unless it exists; mark it so that it stays without children."""
+    """Make the node of a part if it is missing, and mark the node to stay without children."""
     path, mark = scope.path(part), scope.mark
     while True:
         try:
             data, stat = await link.send(GetData(path)).answer
             if data is not None and data != PARENT:
-                return  # a record, or kept already
+                return  # the node is a record, or is already marked
             await link.send(Multi([mark, SetData(path, KEPT, stat.version), mark])).answer
             return
         except NodeError as error:

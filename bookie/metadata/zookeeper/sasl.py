@@ -24,7 +24,7 @@ class DigestMd5:
 
     Args:
         user: the name of the user.
-        password: the user's password; only digests of it are sent.
+        password: the user's password; only digests of the password are sent.
         nonce: text that was never used before.
     """
 

@@ -1,4 +1,4 @@
-"""Makes and monitors the connection of one store to ZooKeeper, and restores it if it is lost.
+"""Makes and monitors the connection of one store to ZooKeeper, and restores a lost connection.
 
 ZooKeeper forgets a watch when the connection ends, even within one session. So a new connection
 becomes usable only after the link has set the watch on the scope again. The link then tells the
@@ -72,15 +72,15 @@ PATIENCE_SECONDS_MIN = 2.0
 READS_MAX = 256
 """The most reads under way at once; further reads wait.
 
-A server holds back all its clients while more than a thousand requests wait in it. Source:
-ZooKeeper's ``globalOutstandingLimit``. Reads before a write are asked together, and count as one.
+A server reads no requests from its clients while more than a thousand requests wait. Source:
+ZooKeeper's ``globalOutstandingLimit``. All reads before one write count as one read.
 """
 
 CONNECT_SECONDS_MAX = 15.0
-"""The longest wait for the first connection."""
+"""The longest wait for the first connection, in seconds."""
 
 _DROPS_MAX = 3
-"""After this many connections in a row that ended during authentication, the user is refused."""
+"""If this many connections in a row end during authentication, the link reports a refused user."""
 
 
 class ZooKeeperLink:
@@ -196,6 +196,7 @@ class ZooKeeperLink:
         Raises:
             MetadataUnavailableError: no connection became usable before `deadline`, a time of the
                 event loop's clock.
+            MetadataClosedError, UnauthorizedError: the store is closed, or the user is refused.
         """
         if not self._up.is_set():
             if self._final is not None:
@@ -214,7 +215,7 @@ class ZooKeeperLink:
     ) -> Pending:
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
-        # A connection whose notice has not arrived here yet has no watch.
+        # Use only a connection whose notice has arrived here, because others have no watch yet.
         if connection is None:
             connection = self.connection
         return self._bridge.send(request, session, connection)
@@ -233,7 +234,7 @@ class ZooKeeperLink:
                 async with self.place(deadline):
                     return await self.send(request).answer
             except (LostError, NotSentError):
-                # The link is down, or will be in the next turn of the loop.
+                # The connection has broken; its notice may arrive in the next turn of the loop.
                 await asyncio.sleep(0)
                 if asyncio.get_running_loop().time() >= deadline:
                     raise self._unreachable() from None
@@ -252,8 +253,7 @@ class ZooKeeperLink:
         """
         waits = self._reads.locked()
         async with self._reads:
-            # Many wait together. Their turns come when a silent server has cost the first ones
-            # their patience.
+            # If the server is silent, a place becomes free only when an earlier read has timed out.
             if waits and asyncio.get_running_loop().time() >= deadline:
                 raise self._unreachable()
             yield
@@ -297,7 +297,8 @@ class ZooKeeperLink:
         self._failure = reason
         self._asked_at = boot_time_seconds()
         if isinstance(reason, ssl.SSLCertVerificationError) and self._monitor is None:
-            # At the start, waiting does not help. Later, somebody may be replacing certificates.
+            # At the start, a wrong certificate is an error. Later, an operator may be replacing
+            # certificates, so the link tries again.
             self._end(self._unreachable())
 
     def _go_down(self) -> None:
@@ -329,18 +330,18 @@ class ZooKeeperLink:
             if not self._has_been_up:
                 await self.make_root()
         except (LostError, NotSentError, MetadataClosedError):
-            return  # the next connection begins anew, if there is one
+            return  # if there is a next connection, `_prepare` runs again
         except NoAnswerError:
-            self._cut()  # while pings are answered, kazoo keeps the connection
+            self._cut()  # kazoo itself keeps a connection whose pings are answered
             return
         except (UnauthorizedError, MetadataUnavailableError) as error:
-            self._end(error)  # only the first connection makes the scope
+            self._end(error)  # these errors come only from the first connection
             return
         except NodeError as error:
             if not self._has_been_up:
                 self._end(self._explain(error))
                 return
-            # A step that worked before may work again.
+            # On an earlier connection this step succeeded, so try again with a new connection.
             self._failure = self._explain(error)
             await asyncio.sleep(self.patience_seconds / 4)
             self._cut()
@@ -408,7 +409,7 @@ class ZooKeeperLink:
         except NodeError as error:
             if error.code != NO_AUTH:
                 raise
-            is_hidden = True  # the node may exist, and we may not see it
+            is_hidden = True  # the node may exist, but we have no right to see the node
         try:
             await self.send(create).answer
         except NodeError as refused:
@@ -439,7 +440,7 @@ class ZooKeeperLink:
             raise self._unreachable() from error
 
     async def _give_up_in_time(self) -> None:
-        """Fail requests without an answer in time; disconnect from a server that stays silent."""
+        """Fail requests that get no answer in time; disconnect from a server that stays silent."""
         loop, patience = asyncio.get_running_loop(), self.patience_seconds
         while True:
             await asyncio.sleep(patience / 4)

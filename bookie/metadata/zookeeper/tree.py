@@ -13,9 +13,9 @@ null or `PARENT`  a parent without a record; removed together with its last chil
 anything else     a record
 ================= ================================================================================
 
-Some writes are internal: writes of parents, and the delete and create of a take-over. To mark
-internal writes, their transaction also writes the scope's own node once before and once after them.
-`changes` recognises the events of internal writes by these marks.
+Some writes are internal: writes of parents, and the delete and create of a take-over. A transaction
+marks internal writes: it writes the scope's own node once before and once after the internal
+writes. `changes` recognises the events of internal writes by these marks.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ HOME = "/.bookie"
 REMOVALS = f"{HOME}/removals"
 """The node that every transaction writes when it removes a parent or puts a record on it.
 
-The write requires the version that this node had before the parent was read. The parent's own
-version does not suffice, because it begins anew with each life of a node.
+The write requires the version that `REMOVALS` had before the parent was read. The parent's own
+version is not enough, because a parent that is deleted and created again has old versions.
 """
 
 ANY = -1
@@ -85,7 +85,7 @@ def version_of(stat: ZnodeStat) -> int:
     """Return a record's version, made of its node's creation (zxid) and ZooKeeper's node version.
 
     ZooKeeper compares only the node version, which begins anew if a node is deleted and created
-    again. The zxid of the creation distinguishes the old record from the new one.
+    again. The zxid of the creation distinguishes the old record from the new record.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
@@ -117,7 +117,7 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
 
 
 def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
-    """Return the result of a put if its answer was lost and its record was overwritten since then.
+    """Return the result of a put whose answer was lost and whose record has changed since then.
 
     The version is computed from the put's expected version, or from the creation of the node. If
     both are unknown, the version is 0. No record has the version 0, so a compare-and-set fails.
@@ -264,7 +264,7 @@ class Node(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """Nodes by key; a missing node is None, and a key that was not read is not in `nodes`."""
+    """Nodes by key; a missing node has the value None, and a key that was not read is absent."""
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """Operations on nodes; `results` has, for each put, the index of its operation."""
+    """Operations on nodes; for each put, `results` has the index of the operation that writes it."""
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
@@ -302,7 +302,7 @@ class Plan:
 class Planner:
     """Turns one transaction, evaluated against `view`, into operations on nodes.
 
-    The operations fail if a change since the view would give the transaction another outcome. The
+    The operations fail if a node has changed since `view` so that the outcome would differ. The
     operation on a record comes before the operations on records below it. A create fails if its
     parents are missing; then the caller makes the parents and tries again.
     """
@@ -382,9 +382,9 @@ class Planner:
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
         """Delete and create the node in one transaction, because ZooKeeper cannot change an owner.
 
-        The new node is written once more, because the result of a take-over is not a first version.
-        If the old node had version 1, the new node is written twice. So another client's write that
-        expects version 1 fails.
+        After the creation, the new node is written once, because the result of a take-over is not a
+        first version. If the old node had version 1, the new node is written twice. So another
+        client's write that expects version 1 fails.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -414,8 +414,8 @@ class Planner:
                 self._add(CheckVersion(REMOVALS, self._view.guard))
             self._add(CheckVersion(path, node.data_version))
         else:
-            # ZooKeeper has no check for absence. A create with an immediate delete fails in the
-            # same cases.
+            # ZooKeeper has no check that a node is missing. Instead, create and delete the node,
+            # which fails if the node exists.
             paths = [path, *map(self._scope.path, self._missing_above(check.key))]
             self._silently(
                 *(CreateNode(one, PARENT, self._acl_of(one)) for one in reversed(paths)),
@@ -452,7 +452,7 @@ class Planner:
 
 
 def _require_sendable(operations: Sequence[NodeOperation]) -> None:
-    """Refuse requests that are too large: servers disconnect above 1 MiB (``jute.maxbuffer``)."""
+    """Refuse a request above 1 MB, because servers disconnect above 1 MiB (``jute.maxbuffer``)."""
     size = 0
     for operation in operations:
         size += _OVERHEAD_BYTES_MAX + len(operation.path.encode())

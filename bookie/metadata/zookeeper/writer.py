@@ -39,10 +39,10 @@ from bookie.metadata.zookeeper.tree import (
 )
 
 _NO_NUMBER = 10**19
-"""A stand-in for the number that the server will choose; greater than each such number."""
+"""A placeholder for the number that the server will choose; the server's numbers are smaller."""
 
 _FULL_PARENTS_MAX = 1000
-"""The number of parents that are remembered because they have nearly used up their numbers."""
+"""The most remembered parents that have nearly used up their sequential numbers."""
 
 
 class Writer:
@@ -131,7 +131,7 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Make missing nodes for another attempt; return True if nothing else caused the refusal.
+        """Make missing nodes for another attempt; return False if the refusal had another reason.
 
         Raises:
             MetadataError: another attempt cannot succeed.
@@ -155,7 +155,7 @@ class Writer:
         try:
             await self._parents.make_guard()
         except (LostError, NotSentError):
-            return  # the next attempt finds the guard missing
+            return  # the next attempt finds that the guard is missing, and makes it
         except NoAnswerError as error:
             raise MetadataUnavailableError("the metadata store does not answer") from error
         except NodeError as error:
@@ -182,7 +182,7 @@ class Writer:
 
     def _note_number(self, put: Put, key: str) -> None:
         if int(key[len(put.key) :]) >= SEQUENCE_MAX:
-            self._full[parent_of(put.key)] = None  # the next put reads the parent, and is refused
+            self._full[parent_of(put.key)] = None  # the next put reads the parent and is refused
             if len(self._full) > _FULL_PARENTS_MAX:
                 del self._full[next(iter(self._full))]
 
