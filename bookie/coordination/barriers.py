@@ -66,7 +66,7 @@ class DoubleBarrier:
         async with AsyncExitStack() as stack:
             opening = await stack.enter_async_context(self._store.watch(self._ready))
             if not await self._store.get_children(self._members):
-                # All processes that passed before may have died inside and left the barrier open.
+                # Earlier processes may have died inside the barrier, so `ready` may still exist.
                 with suppress(NoSuchKeyError):
                     await self._store.delete(self._ready)
             inside = AsyncExitStack()

@@ -40,7 +40,7 @@ class Counter:
         self._serial = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return a number that no other call in any process returns; raise like `reserve`."""
+        """Return a number that no other call in any process gets; raises like `reserve`."""
         async with self._serial:
             if not self._left:
                 self._left = await self.reserve(self._block)

@@ -15,9 +15,10 @@ RELEASED     the holder has released the lock
 LOST         another process holds the lock, or may have held it; this state is final
 ============ =====================================================================================
 
-After an outage the lock becomes HELD again if its session survived. If the session or the claim was
-lost, the lock is claimed again, with a greater token. But if another claim blocks the new claim,
-the lock is LOST, and the event `lost` is set.
+After an outage the lock becomes HELD again if its session survived. If the session was lost, but
+the claim's record still exists, the new session takes over the record, and the token stays. If the
+claim was lost, the lock is claimed again, with a greater token. But if another claim blocks the new
+claim, the lock is LOST, and the event `lost` is set.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -152,7 +153,7 @@ class Lock:
                         ticket.key, encode_claim(self._claim), version=ticket.version
                     )
                 except (BadVersionError, NoSuchKeyError):
-                    # Another process changed the claim, or an unanswered write of ours did.
+                    # Another process, or an unanswered write of this process, changed the claim.
                     await self._revalidate()
                     if self._is_written(await self._store.get(self._current().key)):
                         return
@@ -238,7 +239,7 @@ class Lock:
             await self._queue.leave(ticket)
 
     def give_up_soon(self) -> None:
-        """Do `give_up` in the background, for a caller that was cancelled or failed."""
+        """Run `give_up` in the background, because the caller was cancelled or failed."""
         self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:
@@ -401,5 +402,5 @@ class Lock:
         self._participant.forget_closer(self.release)
         if self._follower is not None:
             self._follower.cancel()
-        self._doubt.set()  # ends `_keep`
+        self._doubt.set()  # makes `_keep` end
         await self._watch.aclose()

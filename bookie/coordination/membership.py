@@ -3,7 +3,7 @@
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. If a record of the same name belongs to another session, the
 member waits: that session may belong to an earlier run of the process. If the record is not deleted
-in time, another process has the name.
+in time, the member assumes that another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -107,7 +107,7 @@ class Member:
     async def __aexit__(self, *_: object) -> None:
         self._participant.forget(self._on_session)
         self._is_over = True
-        self._doubt.set()  # ends `_keep`
+        self._doubt.set()  # makes `_keep` end
         if self._follower is not None:
             self._follower.cancel()
         try:

@@ -248,7 +248,7 @@ class Participant:
             async with asyncio.timeout(self.store.session_timeout_seconds):
                 while self._closers:
                     await self._closers.popitem()[0]()
-                await asyncio.sleep(0)  # the background work of the closers begins
+                await asyncio.sleep(0)  # lets the background work of the closers begin
                 for answered in list(self._sweeping):
                     if self.is_certain:
                         await answered.wait()
@@ -262,7 +262,7 @@ class Participant:
                 # The group does not get the body's error, because the group would wrap the error.
                 await self._tasks.__aexit__(None, None, None)
             except* MetadataClosedError:
-                pass  # background work noticed the closed store itself
+                pass  # the store was closed during background work
             finally:
                 await self._events.aclose()
 

@@ -241,7 +241,7 @@ class Queue:
             async with turn:
                 await self._wait_for_item(given, until)
         except BaseException as error:
-            # If leaving the watch or the turn raises an error, the caller never gets the item, too.
+            # Even if only leaving the watch or the turn fails, the caller does not get the item.
             for taken in given:
                 self._participant.spawn_if_open(taken.give_back())
             if isinstance(error, TimeoutError):

@@ -23,7 +23,7 @@ async def take_over(
 
     `try_write` writes the record, or returns False while another session's record has the key.
     Errors of `try_write` are raised. `changes` is a watch on the key, which the caller has opened
-    before. The caller may continue to read `changes` after this function.
+    before. The caller may continue to read `changes` afterwards.
 
     The wait for changes ends `wait_seconds` after the first False of `try_write`. The time that the
     store needs to answer is not limited. After the wait, `try_write` is called once more. So a

@@ -156,7 +156,7 @@ class WaitQueue:
     # ---- entering and leaving
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
-        """Add `claim` to the end of the queue, and delete `instead_of` in the same transaction.
+        """Add `claim` to the end of the queue; the same transaction deletes `instead_of`, if given.
 
         If the caller is cancelled, or if the outcome is unknown, the record of the claim is deleted
         in the background.
@@ -266,8 +266,8 @@ class WaitQueue:
     ) -> None:
         """Wait until no other claim blocks the claim of `ticket`.
 
-        When `wake` is set, the queue is read again. `in_line` is called after each reading that
-        finds a blocking claim.
+        When `wake` is set, the queue is read again. `in_line` is called after each read of the
+        queue that finds a blocking claim.
 
         Raises:
             ClaimLostError: the claim is no longer in the queue.
@@ -309,7 +309,7 @@ def is_gone(change: Change) -> bool:
 
 
 def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
-    """Return `ticket` with the newer version of its record that `stat` contains."""
+    """Return a copy of `ticket` with the newer record version that `stat` contains."""
     return replace(ticket, version=stat.version)
 
 

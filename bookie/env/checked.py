@@ -38,7 +38,7 @@ class _Kind:
     """The kind of values that an annotation accepts."""
 
     text: str
-    """The description of such a value in error messages, for example "an integer"."""
+    """The description of the accepted values in error messages, for example "an integer"."""
     take: Callable[[Any], Any]
     """Checks and returns a value; an iterable is returned as a list. Raises _WrongError."""
 

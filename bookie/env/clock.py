@@ -106,7 +106,10 @@ def duration_text(seconds: float) -> str:
 
 
 def boot_time_seconds() -> float:
-    """Return seconds since the machine started, including suspended time, for any process."""
+    """Return the seconds since the machine started, including suspended time.
+
+    All processes of the machine get the same time.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -44,7 +44,7 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @asynccontextmanager
 async def beside(work: Iterable[Coroutine[object, object, object]]) -> AsyncIterator[None]:
-    """Run the calls of `work` while the ``async with`` block runs; cancel these calls at its end.
+    """Run the calls of `work` beside the ``async with`` block; cancel them when the block ends.
 
     If one call fails, the block is cancelled and the error is raised in an exception group.
     """

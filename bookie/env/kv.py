@@ -3,8 +3,8 @@
 One write transaction and several read transactions may run concurrently; each transaction reads the
 snapshot from its start. A write transaction is durable when its `with` block ends. If the block
 raises an error, the transaction changes nothing. LMDB has no checksums, so the store keeps a sum
-over all pairs; an opening compares the sum unless the file is trusted (`open_lmdb`). LMDB is opened
-with sync and metasync, without writemap.
+over all pairs. `open_lmdb` checks this sum unless the file is trusted. LMDB is opened with sync and
+metasync, without writemap.
 
 Source: LMDB's documentation.
 """
@@ -102,7 +102,7 @@ class KeyValueStore(Protocol):
     """An open key-value store."""
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """Begin a read transaction, which must end before the next await.
+        """Begin a read transaction, which must end before its caller awaits anything.
 
         Raises:
             CorruptionError: the store noticed that its file is damaged.

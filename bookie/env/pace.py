@@ -26,7 +26,7 @@ class Pace:
         self._at = 0.0
 
     async def spend(self, size: int) -> None:
-        """Take `size` bytes of the rate, then wait until the rate permits all earlier bytes."""
+        """Count `size` bytes, then wait until the rate permits the bytes of all earlier calls."""
         rate = self._let_pass()
         if not rate:
             return

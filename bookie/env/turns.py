@@ -55,7 +55,7 @@ class Turns:
         await turn
 
     def hurry(self) -> None:
-        """Shorten this turn and the next turn, because a new call arrived and others may wait."""
+        """Shorten this turn and the next turn, because a new call came and more calls may wait."""
         self._is_hurried = True
         self._left = min(self._left, UNITS_PER_HURRIED_TURN)
         self._arm()

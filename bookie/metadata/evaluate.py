@@ -113,8 +113,8 @@ def evaluate(
     earlier commit.
 
     Raises:
-        BadVersionError, KeyExistsError, NoSuchKeyError, KeyHasChildrenError, InvalidKeyError: as
-            `MetadataStore.put` and `delete` say.
+        BadVersionError, KeyExistsError, NoSuchKeyError, KeyHasChildrenError, InvalidKeyError: see
+            `MetadataStore.put` and `MetadataStore.delete`.
     """
     if any(isinstance(operation, Put) and operation.sequential for operation in operations):
         operations = [_numbered(operation, number) for operation in operations]

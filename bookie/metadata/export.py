@@ -240,7 +240,7 @@ async def _restriction(store: MetadataStore, key: str) -> AccessList | None:
     try:
         acl = await store.get_acl(key)
     except NoSuchKeyError:
-        return None  # the record was deleted meanwhile; the comparison of the stores shows this
+        return None  # the record was deleted meanwhile; the later comparison shows the deletion
     if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
         raise MetadataError(
             f"the access control list of {key} is hidden from this user; "

@@ -38,7 +38,7 @@ class Mirror(Generic[T]):
 
     Args:
         store: the store, which must stay open until the mirror is closed.
-        prefix: the key at or above all of `parents`; one watch follows it.
+        prefix: a key at or above all of `parents`, which the mirror watches.
         parents: the keys whose children are mirrored, in the order of the listing. If a record
             moves from an earlier to a later parent meanwhile, `values` may contain both keys.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
@@ -68,7 +68,7 @@ class Mirror(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The current values by key; after the context is entered, no value is missing."""
+        """The current values by key; entering the context has read all values."""
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:

@@ -27,7 +27,7 @@ _PLAIN: Final = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\0]+)+").fullmatch
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it may name a record.
+    """Return `key` if `key` is valid as the key of a record.
 
     Raises:
         InvalidKeyError: the key does not start with "/", or ends with "/". Or the key has an
@@ -126,7 +126,7 @@ class Stat:
     """Time of the last write, by the same clock as `created_ms`."""
 
     ephemeral: bool
-    """True if the record ends with the session of its owner."""
+    """True if the store deletes the record when the session of its owner ends."""
 
     created_by_self: bool
     """True if the record is ephemeral and belongs to the session that reads it."""
@@ -379,7 +379,7 @@ class WatchEvent:
 class Commit:
     """One or more changes of one transaction at or below a watched prefix, in order.
 
-    A backend that cannot tell where a transaction ends (ZooKeeper) may deliver the transaction as
+    ZooKeeper does not show where a transaction ends. So that backend may deliver a transaction as
     several commits of one revision, one after the other.
     """
 

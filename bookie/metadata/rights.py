@@ -40,7 +40,7 @@ class Kind(enum.StrEnum):
     BOOKIE = "bookie"
     """Runs a bookie, and repairs ledgers."""
     ADMIN = "admin"
-    """May do everything, for the commands of an operator."""
+    """May do everything; the commands of an operator run as this kind."""
 
 
 _BOTH = frozenset({Kind.WRITER, Kind.BOOKIE})

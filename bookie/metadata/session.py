@@ -1,7 +1,7 @@
 """A session with a metadata store, as its owner knows it: alive, in doubt, or lost.
 
 A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
-life. The owner must regard the session as ended before the server ends it, even if the network is
+life. The owner must treat the session as ended before the server ends it, even if the network is
 cut. So the owner measures the timeout itself, from the moment at which it *sent* the last request
 that proved the session. The server's timeout began later, so the server cannot end the session
 before the owner's timeout has passed.
@@ -48,7 +48,7 @@ PROBE_FRACTION = 15
 """A session without other proof is probed at intervals of its timeout divided by this number."""
 
 PATIENCE_FRACTION = 6
-"""A connection is in doubt after a probe is unanswered for the timeout divided by this number."""
+"""If a probe has no answer for the timeout / this number, the connection is in doubt."""
 
 ATTEMPT_FRACTION = 3
 """The timeout divided by this number limits the wait for a probe, and the pause between probes."""

@@ -44,7 +44,7 @@ class SessionMonitor:
         renew: returns when there is an old or new session, and the store is usable. Raises the
             errors of `probe`. Called only while the session is lost. A cancelled call may have
             begun a session.
-        announce: takes each event of the session. It must not raise or call `tell`.
+        announce: takes each event of the session; `announce` must not raise or call `tell`.
         begun_at: the time by `clock` when the request that began the session was sent; None means
             now.
         clock: returns seconds, which also pass while the machine is suspended.

@@ -200,7 +200,7 @@ class MetadataStore(ABC):
         try:
             await self._delete_if(condition, [key])
         except (NoSuchKeyError, KeyHasChildrenError):
-            return  # the key has no record, or the next round finds it again
+            return  # the key has no record, or the next round finds the key again
 
     @abstractmethod
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:

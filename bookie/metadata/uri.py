@@ -30,8 +30,8 @@ _URI = re.compile(r"([^:/?#]+):(?://([^/?#]*))?([^?#]*)([?#].*)?", re.DOTALL)
 class MetadataUri(NamedTuple):
     """The parts of a metadata URI.
 
-    Python's `urlsplit` is not used: it takes only one server, and refuses most lists with an IPv6
-    address.
+    Python's `urlsplit` is not used, because it takes only one server, and refuses most lists with
+    an IPv6 address.
     """
 
     scheme: str
@@ -133,7 +133,7 @@ def split_uri(uri: str) -> MetadataUri:
             "etcd://"
         )
     if "@" in parts.authority:
-        # The message leaves the URI out, because the URI may hold a password.
+        # The message does not show the URI, because the URI may contain a password.
         raise ConfigurationError("the metadata URI must not contain credentials")
     if rest:
         raise ConfigurationError(

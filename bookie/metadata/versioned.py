@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A value with the version under which the metadata store holds it, for compare-and-set."""
+    """A value and the version of its record in the metadata store, for compare-and-set."""
 
     value: T
     version: int

@@ -131,7 +131,7 @@ class EtcdStore(MetadataStore):
         )
         try:
             await self._client.authenticate()
-            await present(self._client, self._scope)  # etcd answers, and lets this user read
+            await present(self._client, self._scope)  # fails if this user may not read
         except BaseException:
             await self._client.close()
             raise
@@ -284,7 +284,7 @@ class EtcdStore(MetadataStore):
             transaction.learn(receipt, await self._client.read(TXN, transaction.reads()))
             return None
         except BookieError as error:
-            receipt.is_doubtful = False  # refused
+            receipt.is_doubtful = False  # etcd refused the Txn
             if isinstance(error, NoRightError):
                 raise UnauthorizedError(
                     f"etcd does not let {self._client.user} write {transaction.first_key} in"

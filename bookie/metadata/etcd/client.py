@@ -48,7 +48,7 @@ _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
 """gRPC metadata of a call without a token, in the type that gRPC takes without conversion."""
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # pages and records have other limits
+    ("grpc.max_receive_message_length", -1),  # no limit: pages and records are bounded
     ("grpc.max_send_message_length", -1),
     # A server with default settings disconnects clients that ping more often than every 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
@@ -57,7 +57,7 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # Only this module decides whether a call is repeated.
+    # gRPC must not repeat a call, because this module decides about repetitions.
     ("grpc.enable_retries", 0),
 )
 

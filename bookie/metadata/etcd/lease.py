@@ -90,12 +90,12 @@ class EtcdLease:
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
         except SessionLostError:
-            return  # the lease ended by itself
+            return  # the lease has ended already
 
     async def take_receipt(self) -> Receipt:
         """Return a receipt for one write; wait while `WRITES_MAX` writes are under way.
 
-        After the write, even a failed one, the caller must pass the receipt to `give_back`.
+        After the write, even a failed write, the caller must pass the receipt to `give_back`.
         """
         await self._writes.acquire()
         if self._free:
@@ -104,7 +104,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """Take a receipt back after a write; a later write uses it unless it is doubtful."""
+        """Take a receipt back after a write; later writes use it again, unless it is doubtful."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()
@@ -135,7 +135,7 @@ _VOID = b"void"
 class Receipt:
     """A key of the lease, which one write at a time replaces.
 
-    `revision` is the revision of the last replacement; 0 before the first one.
+    `revision` is the revision of the last replacement; 0 before the first replacement.
     """
 
     key: bytes
@@ -147,7 +147,7 @@ class Receipt:
 
 
 def mark(receipt: Receipt) -> Part:
-    """Return the put that replaces `receipt`; a write's Txn contains it as a proof of the write."""
+    """Return the put that replaces `receipt`; a Txn with this put leaves a proof of its write."""
     receipt.uses += 1
     return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
 
@@ -179,5 +179,5 @@ def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
             "the session with etcd ended before it answered; whether it wrote is unknown"
         )
     receipt.revision = kvs[0].mod_revision
-    # An earlier settlement, whose reply was lost too, may have written the void.
+    # An earlier settlement, whose reply was also lost, may have written `_VOID`.
     return 0 if kvs[0].value == _VOID else receipt.revision

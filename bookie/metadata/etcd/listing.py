@@ -41,7 +41,7 @@ WIDE_KEYS_MIN = 4096
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""The most times that one listing goes to the newest revision, because etcd compacted its own."""
+"""The most times that etcd may compact the revision of a listing before the listing fails."""
 
 
 class _ChildPages:

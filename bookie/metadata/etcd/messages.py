@@ -95,7 +95,7 @@ def read(key: bytes) -> Part:
 
 
 def stat(key: bytes, *, revision: int = 0) -> Part:
-    """Return a read of a record without its value, as of `revision`; 0 means the newest."""
+    """Return a read of a record without its value at `revision`; 0 means the newest revision."""
     return {"request_range": {"key": key, "keys_only": True, "revision": revision}}
 
 
@@ -139,7 +139,7 @@ def grouped(scope: KeyLayout, operations: list[Part]) -> list[Part]:
 
 
 def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:
-    """Yield the responses to the operations that went through `grouped` or `conjunction`."""
+    """Yield the responses to the operations that `grouped` or `conjunction` has nested."""
     for group in responses:
         yield from group.response_txn.responses
 

@@ -47,7 +47,7 @@ def checks_rights(version: str) -> bool | None:
 def ask_version(host: Host, security: MetadataSecurity) -> str:
     """Ask a server for its version over HTTP, at the port for clients, and return the version.
 
-    This call blocks. It sends no password, because a server tells its version to everybody.
+    This call blocks. This call sends no password, because a server shows its version to everybody.
 
     Raises:
         MetadataUnavailableError: the server did not send its version; the message has the reason.

@@ -82,7 +82,7 @@ class EtcdSession:
     async def _begin(self) -> None:
         lease = await EtcdLease.grant(self._client, self._scope, self._timeout_seconds)
         if self._is_ended:
-            raise MetadataClosedError("the metadata store is closed")  # the lease ends by itself
+            raise MetadataClosedError("the metadata store is closed")  # the lease will time out
         self._lease = lease
         self._monitor = SessionMonitor(
             self._timeout_seconds,
@@ -106,7 +106,7 @@ class EtcdSession:
     async def revoke(self) -> None:
         """End the lease, if there is one; etcd then deletes the session's records."""
         if self._lease is not None:
-            # After a failure the lease ends by itself, because no task keeps it alive.
+            # After a failure the lease ends by its timeout, because no task extends the lease.
             with suppress(BookieError):
                 await self._lease.revoke(self._client.attempt_seconds)
 

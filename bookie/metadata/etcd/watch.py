@@ -174,7 +174,7 @@ class EtcdWatch:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Only `_guard` cancelled the call.
+            # `_guard` cancelled only the call, and not this task.
         raise LostReplyError(f"etcd at {endpoint.address} ended a watch or fell silent")
 
     async def _guard(self, call: Any) -> None:

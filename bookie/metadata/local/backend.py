@@ -110,7 +110,7 @@ class LocalStore(MetadataStore):
             async with AsyncExitStack() as steps:  # runs all steps, even if one is cancelled
                 steps.push_async_callback(self._end_session, environment)
                 steps.push_async_callback(self._monitor.__aexit__, None, None, None)
-                # The body's error is not passed on, because the task group would wrap it.
+                # The group does not get the body's error, because it would wrap the error.
                 steps.push_async_callback(self._tasks.__aexit__, None, None, None)
         finally:
             self._drop_session()

@@ -158,7 +158,7 @@ class SessionReaper:
                 _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
-        """Return a session's deadline in ns if it has passed, 0 if its file is damaged, or None."""
+        """Return a session's deadline in ns if it has passed, 0 if it is damaged, else None."""
         try:
             data = _path(self._directory, session).read_bytes()
         except OSError:
@@ -234,8 +234,8 @@ class CommitNotifier:
             try:
                 self._socket.sendto(b"\0", _address(session))
             except OSError:
-                # If the socket is full, the owner has earlier notifications. If it refuses, the
-                # owner has ended, or is in another network namespace.
+                # If the socket is full, the owner has earlier notifications. If the socket
+                # refuses, the owner has ended, or is in another network namespace.
                 continue
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ SESSION_SIZE_BYTES = 16
 _HEADER = struct.Struct(">QQqq16s")
 _VERSION = struct.Struct(">Q")
 _CHANGE = struct.Struct(">BH")
-_TIMEOUT_MS_MAX = 10**9  # far above the longest session that a store opens
+_TIMEOUT_MS_MAX = 10**9  # far above the longest permitted session timeout
 _ZERO_OWNER = bytes(SESSION_SIZE_BYTES)
 _KINDS = {1: ChangeKind.CREATED, 2: ChangeKind.DELETED, 3: ChangeKind.MODIFIED}
 _CODES = {kind: code for code, kind in _KINDS.items()}
@@ -366,7 +366,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
     """Compare the format of a store's directory with the format of this program.
 
     Raises:
-        FormatError: the format is not that of a store, or is newer or older.
+        FormatError: the format is unknown, newer or older.
     """
     if text == expected:
         return

@@ -41,7 +41,7 @@ _LOST_CODES = {-4, _AUTHENTICATION_FAILED, -118}
 
 
 class NotSentError(Exception):
-    """The request was not sent: the wanted connection is gone, or the client was stopped."""
+    """The request was not sent, or the client was stopped before the answer came."""
 
 
 class LostError(Exception):
@@ -187,8 +187,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the sockets ready to read and to write, after at most `timeout` seconds.
 
-        A broken socket counts as ready for both. Bytes that TLS has already received can be read at
-        once.
+        A broken socket counts as ready to read and to write. Bytes that TLS has already received
+        can be read at once.
         """
         held = [r for r in readers if isinstance(r, ssl.SSLSocket) and r.pending() > 0]
         if held:
@@ -255,7 +255,7 @@ class Bridge:
         self._is_draining = False
         self._waiting: dict[Pending, None] = {}
         self.silent_since: float | None = None
-        """The loop's time since which requests wait without an answer; None if no request waits."""
+        """The loop's time at which the wait for any answer began; None if no request waits."""
         attempt = max(session_timeout_seconds / 3 / (hosts.count(",") + 1), 0.5)
         retry = KazooRetry(
             max_tries=-1,
@@ -264,7 +264,7 @@ class Bridge:
             max_delay=min(2.0, session_timeout_seconds / 6),
         )
         logger = logging.getLogger("bookie.metadata.zookeeper.backend.kazoo")
-        logger.disabled = True  # the store reports the same events
+        logger.disabled = True  # the store itself reports these events
         self._handler = _Handler(attempt, _tls(security), self._post)
         self._client = Client(
             self._post,
@@ -283,7 +283,7 @@ class Bridge:
         self._client.start_async()
 
     async def stop(self) -> None:
-        """End the session; return when the server has ended it, or after `_STOP_SECONDS_MAX`."""
+        """End the session; if this takes `_STOP_SECONDS_MAX`, break the connection."""
         ended = asyncio.Event()
 
         def end() -> None:

@@ -8,7 +8,7 @@
 | `_read_response`, `_pending` | an answer out of order ends kazoo's thread; here, the connection |
 | `_connect` | kazoo hides the timeout that the server grants, and counts no connections |
 | `_queue` | kazoo sends a request for the former connection through the next one |
-| `_reset`, `last_zxid` | kazoo lets a new session meet servers behind those of the old one |
+| `_reset`, `last_zxid` | kazoo lets a new session use a server that is behind the old session |
 | `_expand_client_hosts` | kazoo only logs that no host name resolves |
 
 A test fails if these parts of kazoo have changed.
@@ -108,7 +108,7 @@ class KazooDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class KazooExpired:
-    """The server ended the session; the next connection begins a new one."""
+    """The server ended the session; the next connection begins a new session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         header = found[0]
         if header.xid == WATCH_XID:
             self._event_zxid = header.zxid
-            # After this event, kazoo refuses servers that have not seen the event's write yet.
+            # From now on, kazoo refuses servers that have not seen this event's write yet.
             self.client.last_zxid = max(header.zxid, self.client.last_zxid)
         return found
 

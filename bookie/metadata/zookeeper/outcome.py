@@ -1,12 +1,12 @@
-"""Receipts: they show the outcome of a write whose answer from the server was lost.
+"""Receipts show the outcome of a write whose answer from the server was lost.
 
 If a connection breaks between a write and its answer, the outcome of the write is unknown. Reading
-the record does not help: another client may have written the same value, or a later one. So each
+the record does not help: another client may have written the same or a later value. So each
 write carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which
 is used only once, into a small ephemeral node of the store. After a reconnection the store reads
-that node. If the node has the mark, the write was done, and the node's zxid is that of the write.
-If the node lacks the mark, the write will never be done. A server refuses requests that a session
-sent before it moved to another connection.
+that node. If the node has the mark, the write was done, and the node has the zxid of the write. If
+the node lacks the mark, the write will never be done: servers refuse the earlier requests of a
+session that has moved to another connection.
 
 A store has up to `RECEIPTS_MAX` receipts. Each receipt belongs to one write until the outcome of
 the write is known. So the number of receipts limits the number of writes under way. A refused or
@@ -66,7 +66,7 @@ LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))
 """Access control of a node whose children every client may create, and no client may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
-"""The parent node of all sessions' receipts; a receipt shows whether a write was done."""
+"""The parent node of all sessions' receipts; a receipt shows if a write was done."""
 
 _BARRIER = "barrier"
 
@@ -124,15 +124,16 @@ class Receipts:
 
         `losses` is `ZooKeeperLink.losses` at the time when the caller began; if a session was lost
         since then, the caller's facts are out of date. If the operations depend on facts from one
-        connection, `connection` is its number, and only that connection may carry them. `may_hold`
-        is called right before the operations are sent, and returns False if an event shows that
-        these facts changed.
+        connection, `connection` is its number, and no other connection may send the operations.
+        `may_hold` is called right before the operations are sent, and returns False if an event
+        shows that these facts changed.
 
         Raises:
             OutdatedError: there is a new connection, or an event changed the facts; nothing was
                 done.
-            MultiRefusedError: nothing was done, because of the operation at its index.
-            SessionLostError: the session ended; nothing was done, or the session's end undid it.
+            MultiRefusedError: nothing was done, because the operation at `index` failed.
+            SessionLostError: the session ended; nothing was done, or only ephemeral nodes were
+                created, which ended with the session.
             MetadataUnavailableError: the server did not answer until `deadline`. If the error's
                 text does not say that the outcome is unknown, nothing was done.
         """
@@ -204,7 +205,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """Return the receipt's stat if the unanswered write was done; None if it cannot happen."""
+        """Return the receipt's stat if the unanswered write was done; None if it never will be."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)

@@ -1,4 +1,4 @@
-"""Implements ZooKeeper's form of SASL DIGEST-MD5: client and server prove to know a password.
+"""Implements ZooKeeper's SASL DIGEST-MD5: client and server prove that they know a password.
 
 kazoo's own DIGEST-MD5 needs a library that is not maintained any more, so this module implements
 the mechanism. ZooKeeper uses the same constant service and host names for every server.

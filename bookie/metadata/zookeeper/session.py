@@ -320,8 +320,8 @@ class ZooKeeperLink:
 
     async def _prepare(self) -> None:
         if self._has_been_up:
-            # The call comes before the watch is set, and so before its first event. A consumer that
-            # lists again waits until the link is usable, which is after the watch was set.
+            # Call this before the watch is set, and so before the first event of the watch. A
+            # consumer that lists again waits until the link is usable, after the watch was set.
             self._on_missed()
         try:
             if not await self._authenticate():
@@ -390,7 +390,7 @@ class ZooKeeperLink:
             self._bridge.cut()
 
     async def make_root(self) -> None:
-        """Create the missing nodes on the path of the scope's own node; raises like `make`."""
+        """Create the scope's own node and its parents, if they are missing; raises like `make`."""
         for path in reversed(ancestors(self._root)):
             await self.make(path, CreateNode(path, PARENT, OPEN_ACL_UNSAFE))
         await self.make(self._root, CreateNode(self._root, PARENT, self._acl))

@@ -56,13 +56,13 @@ from bookie.metadata.zookeeper.requests import (
 
 PARENT = b"\0bookie: parent\0"
 KEPT = b"\0bookie: parent of sequential records\0"
-"""Data of nodes that hold no record; no record may have one of these values."""
+"""Data of nodes without a record; no record may have `PARENT` or `KEPT` as its value."""
 
 HOME = "/.bookie"
 """The node above all nodes that lie outside of scopes."""
 
 REMOVALS = f"{HOME}/removals"
-"""The node that every transaction writes when it removes a parent or puts a record on it.
+"""The node that a transaction writes when it removes a parent or turns a parent into a record.
 
 The write requires the version that `REMOVALS` had before the parent was read. The parent's own
 version is not enough, because a parent that is deleted and created again has old versions.
@@ -289,7 +289,7 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """Operations on nodes; for each put, `results` has the index of the operation that writes it."""
+    """Operations on nodes; for each put, `results` has the index of its operation."""
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)

@@ -69,7 +69,7 @@ class Writer:
     async def write(
         self, operations: Sequence[Operation], *, with_parents: bool = False
     ) -> list[Stat | None]:
-        """Carry out a transaction; the results are those of `MetadataStore.transaction`.
+        """Carry out a transaction; return results like `MetadataStore.transaction`.
 
         Args:
             operations: at least one operation; the caller has called `require_representable`.
@@ -117,7 +117,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """Read and return the present nodes; raise the error of the first operation that fails."""
+        """Read and return the current nodes; raise the error of the first operation that fails."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:
