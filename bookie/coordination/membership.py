@@ -59,7 +59,7 @@ class Member:
         self._is_over = False
         """True when the membership has ended.
 
-        After that, the member writes nothing, and only deletes its record.
+        After its end, the member writes nothing, and only deletes its record.
         """
         self._in_doubt = False
         """True if the store did not answer a write, so that the write may still happen."""

@@ -27,7 +27,7 @@ async def take_over(
 
     The wait for changes ends `wait_seconds` after the first False of `try_write`. The time that the
     store needs to answer is not limited. After the wait, `try_write` is called once more. So a
-    result of False is always an answer of the store.
+    result of False always comes from an answer of the store, and never from its silence.
     """
     now = asyncio.get_running_loop().time
     deadline, is_over = float("inf"), False

@@ -278,7 +278,7 @@ class LmdbStore:
         """True if a transaction failed only because the device had no room for its data pages.
 
         LMDB raises the same errors if the write of a data page, a sync or the write of the meta
-        page fails. So three conditions must hold:
+        page fails. The result is True only if three conditions hold:
 
         - The device is full now, or was full before the commit.
         - The environment is intact: a failed write of the meta page would have broken it.

@@ -1,7 +1,7 @@
 """Limits the work in one turn of the event loop, and shares the turns fairly among peers.
 
-If one turn handled a message of each of a thousand streams, the turn would last a tenth of a
-second, and urgent work would wait for several such turns. So each turn has a number of units, and
+If one turn handled one message of each of a thousand streams, the turn would last a tenth of a
+second. Urgent work would wait for several such turns. So each turn has a number of units, and
 ordinary work takes units before it runs. Work that gets no units waits for a later turn in a queue,
 its *line*. Each turn serves the lines in rotation, one piece of work from each line. So a peer with
 a thousand streams in one line gets no more units than a peer with one stream.

@@ -176,12 +176,12 @@ async def migrate(
     With `drop_acl`, restricted records may go to a target that has no access control by record.
 
     Raises:
-        MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
-            key has more children than the target can list. Or an access control list is hidden from
-            this user. In these cases nothing was written. Or the two stores differ after the copy:
-            another process wrote to a store, or the target had other records before.
-        UnsupportedError: a record is restricted, and the target lacks access control by record. In
-            this case nothing was written.
+        MetadataError: (before the first write) a session uses the source and `live` is false, or an
+            item is queued. Or (before the first write) a key has more children than the target can
+            list, or an access control list is hidden from this user. Or (after the copy) the two
+            stores differ: another process wrote to a store, or the target had other records before.
+        UnsupportedError: (before the first write) a record is restricted, and the target lacks
+            access control by record.
         KeyExistsError: see `import_records`; or a restricted record has another access control
             list in the target.
     """

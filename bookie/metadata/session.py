@@ -24,7 +24,7 @@ CLOSED      the owner ended the session                          nothing
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
 then. A session that is lost by the owner's clock may still be alive at the server, and a renewal
-may continue this session. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
+may continue this session. Consumers get SESSION_LOST and SESSION_REESTABLISHED in any case.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
 event loop. The clock of `SessionMachine` also runs while the machine is suspended. So
@@ -396,8 +396,8 @@ class SessionMachine:
         if self._state is not SessionState.LOST:
             self._lose(now)
         elif asked_at is not None and asked_at == self._probe_sent_at:
-            # Only the answer to the renewal counts as a failure. Otherwise the answer to each
-            # unanswered write would double the pause.
+            # Only the answer to the renewal counts as a failure. If the answers to other requests
+            # also counted, each answer would double the pause.
             self._retry(now)
 
     # ---- transitions, each announced once

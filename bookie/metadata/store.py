@@ -12,7 +12,7 @@ code that works on one backend works on all backends: memory, a local directory,
 - **An ephemeral record** lives until its session ends, and has no children. A plain put changes the
   value of an ephemeral record and keeps the owner. An ephemeral put with the right version takes
   over a record of another session. A persistent record never turns ephemeral.
-- **A transaction** does all its operations or none. Its conditions are checked against the state
+- **A transaction** does all its operations or none. All conditions are checked against the state
   before the transaction. So a transaction names each key once. A transaction names no key below a
   key that it deletes or makes ephemeral.
 - **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If a

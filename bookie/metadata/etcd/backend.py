@@ -2,7 +2,7 @@
 
 Reads are linearizable: a read shows everything that any process committed before. After a lost
 reply, the outcome of a write stays unknown in two cases: etcd cannot be reached for long, or the
-session ends meanwhile. In both cases the write raises `MetadataUnavailableError`.
+session ends meanwhile. A write with an unknown outcome raises `MetadataUnavailableError`.
 
 This store differs from the store in memory:
 

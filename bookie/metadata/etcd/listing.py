@@ -8,11 +8,11 @@ child has. Foreign keys (`key_layout`) are left out.
 For each range, etcd counts all keys up to the range's end, also keys beyond the limit. So if all
 pages ended at the end of the directory, a listing would take time proportional to the square of the
 number of keys. In a wide directory, the listing first reads keys without values, in large pages.
-These keys show where each page of records must end.
+The keys in these large pages show at which key each page of records must end.
 
 All pages show the same revision. If etcd compacts that revision away during the listing, the
-listing continues at the newest revision, after the last key that it has seen. Even then, a key that
-exists during the whole listing is listed exactly once.
+listing continues at the newest revision, after the last key that it has seen. A key that exists
+during the whole listing is listed exactly once, even after a compaction.
 """
 
 from __future__ import annotations

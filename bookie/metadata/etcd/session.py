@@ -21,7 +21,7 @@ PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
 """The session timeout divided by these numbers limits a lease's proof, and each renewal step.
 
-The limits end before the monitor's limit, a third of the timeout. So there is time to try another
+The limits end before the monitor's limit, a third of the timeout. So the session can try another
 endpoint.
 """
 

@@ -19,8 +19,8 @@ After some puts, the Txn also reads the new record, to learn if the record exist
 are operations of the Txn itself, because etcd before 3.5.28 and 3.6.9 does not check rights in
 nested Txns. Writes are put into nested Txns only if there are too many writes.
 
-The store guesses three facts for a Txn: if a record is ephemeral, if our own ephemeral record
-exists, and the last number of a sequence. If a guess is wrong, the Txn writes nothing, reads show
+The store guesses three facts for a Txn: if a record is ephemeral, if our ephemeral record exists,
+and the last number of a sequence. If a guess is wrong, the Txn writes nothing, reads show
 the fact, and the Txn is built again.
 """
 

@@ -4,7 +4,7 @@ All events of one revision belong to one transaction and make one `Commit`. If e
 response (``fragment``), the watch handles the response when its last part has arrived. After a
 break, a new stream begins after the last delivered revision, so consumers do not notice the break.
 Commits may be missing in two cases: etcd has compacted the next revision away, or another cluster
-answers. Then the consumers get `Resync`, and the watch continues from the newest revision.
+answers. In both cases the consumers get `Resync`, and the watch continues from the newest revision.
 
 A cluster that was restored from a backup looks like the same cluster at an older revision. A watch
 that resumed at the former revision would get no events. So when a stream begins, the watch compares

@@ -18,9 +18,10 @@ durable LMDB transaction. So thirty-two callers together write several times as 
 **A read** gets data from LMDB's memory map in the event loop, within microseconds.
 
 **A session** is a row in the LMDB file. The process that owns the session holds a kernel lock on a
-separate file and writes a deadline into that file, so a heartbeat costs no commit. Other processes
-end a session whose lock is free. So a dead process loses its ephemeral records within a quarter of
-a second. A process that hangs loses its ephemeral records after four thirds of its session timeout.
+separate file. The owner also writes a deadline into this file, so a heartbeat costs no commit.
+Other processes end a session whose lock is free. So a dead process loses its ephemeral records
+within a quarter of a second. A process that hangs loses its ephemeral records after four thirds of
+its session timeout.
 
 **A commit** is one record of the commit log; the records are numbered without gaps. After a commit,
 the writer sends each session a datagram that says "new commits". If a datagram is lost, polling

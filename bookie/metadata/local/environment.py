@@ -163,7 +163,7 @@ class LocalEnvironment:
                 self._notifier.notify(waiting)
                 _hand_back(group)
         finally:
-            # If a bug ends the thread, jobs may be left. Their callers get an error.
+            # If a bug ends the thread, jobs may be left. The callers of these jobs get an error.
             self._has_ended = True
             _refuse(group)
             self._refuse_queued()

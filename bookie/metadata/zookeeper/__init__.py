@@ -2,8 +2,8 @@
 
 ZooKeeper has sessions and a tree. ZooKeeper lacks three things: parents that exist only while they
 have children, versions that never repeat, and known outcomes after a lost reply. This package adds
-such parents and versions as far as a client can. The package finds the outcome of a write as soon
-as ZooKeeper answers again, if the session has not ended.
+virtual parents and unique versions as far as a client can. The package finds the outcome of a write
+as soon as ZooKeeper answers again, if the session has not ended.
 
 | module | what it holds |
 |---|---|

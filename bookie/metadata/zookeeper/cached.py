@@ -1,8 +1,8 @@
 """A cache of records, from the answers and events of one connection.
 
 With the cache, a write that expects a version needs no read before it. A version belongs to one
-life of a record (from creation to deletion), and the cache knows if an event reported the end of
-that life.
+life of a record, from creation to deletion. The cache knows if an event has reported the end of
+this life.
 
 A coroutine may handle an answer after the events that followed the answer. So the cache remembers
 deletions, and ignores an answer that is older than a deletion.

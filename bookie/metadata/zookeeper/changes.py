@@ -1,9 +1,9 @@
 """Translate ZooKeeper's events about nodes into the store's events about records.
 
-Some operations cause events about nodes that are not events about records: a parent is made or
-removed, a record is put on a parent, the absence of a record is checked, or a session takes over a
-record of another session. The writer marks these operations: in the transaction, it writes the
-scope's own node before and after them. Events between these two writes are *inside brackets*.
+Four operations cause events about nodes that are not events about records. The four operations are:
+making or removing a parent, turning a parent into a record, checking that a record is absent, and
+taking over a record. The writer marks these operations: in the transaction, it writes the scope's
+own node before and after them. Events between these two writes are *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside brackets
@@ -17,8 +17,8 @@ deleted         DELETED                              no event
 
 Events of one transaction have one zxid. Events of one zxid that arrive together become one commit.
 ZooKeeper does not mark the end of a transaction, so events that arrive in two parts become two
-commits. Servers before 3.9 send events without a zxid. With these servers, brackets cannot be
-recognised, so parents look like records that are created and deleted.
+commits. Servers before 3.9 send events without a zxid. With servers before 3.9, the store cannot
+recognise brackets, so parents look like records that are created and deleted.
 """
 
 from __future__ import annotations

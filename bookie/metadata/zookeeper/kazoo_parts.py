@@ -165,7 +165,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
         # If the session has moved to another connection, a server drops a request without an answer
-        # and ends this connection. Before that, the server may answer the next request.
+        # and ends this connection. Before the end, the server may answer the next request.
         waiting = self.client._pending
         if not waiting or waiting[0][2] != header.xid:
             raise ConnectionDropped(f"answer {header.xid} came out of order")

@@ -1,12 +1,12 @@
 """Receipts show the outcome of a write whose answer from the server was lost.
 
 If a connection breaks between a write and its answer, the outcome of the write is unknown. Reading
-the record does not help: another client may have written the same or a later value. So each
-write carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which
-is used only once, into a small ephemeral node of the store. After a reconnection the store reads
-that node. If the node has the mark, the write was done, and the node has the zxid of the write. If
-the node lacks the mark, the write will never be done: servers refuse the earlier requests of a
-session that has moved to another connection.
+the record does not help: another client may have written the same or a later value. So each write
+carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which is used
+only once, into a small ephemeral node of the store. After a reconnection the store reads that node.
+If the node has the mark, the write was done, and the node has the zxid of the write. If the node
+lacks the mark, the write will never be done. Servers refuse the earlier requests of a session that
+has moved to another connection.
 
 A store has up to `RECEIPTS_MAX` receipts. Each receipt belongs to one write until the outcome of
 the write is known. So the number of receipts limits the number of writes under way. A refused or

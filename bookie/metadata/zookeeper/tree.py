@@ -2,7 +2,7 @@
 
 A record is a node with the record's value as its data. The node's path is the scope's path followed
 by the record's key, as other tools expect. In ZooKeeper, each node needs an existing parent node.
-So some nodes are only parents. The data of a node shows if the node is a record:
+So some nodes are parents without a record. The data of a node shows if the node is a record:
 
 ================= ================================================================================
 data              meaning

@@ -1,8 +1,8 @@
 """Carries out transactions of a store as ZooKeeper transactions.
 
-If the cache has all needed nodes, the writer sends a transaction at once. Otherwise the writer
-first reads the nodes and evaluates the transaction. ZooKeeper refuses a create whose parents are
-missing; then the writer makes the parents and tries again.
+If the cache has all needed nodes, the writer sends a transaction at once. If the cache lacks a
+node, the writer first reads the nodes and evaluates the transaction. ZooKeeper refuses a create
+whose parents are missing; then the writer makes the parents and tries again.
 """
 
 from __future__ import annotations
