@@ -120,8 +120,9 @@ class Election:
         """Join the election, and wait until the candidate leads or follows; return its state.
 
         The candidate takes part until `close`. An outage of the store does not end the wait. With
-        `take_over`, the candidate replaces a current leader that has the same non-empty owner name.
-        If the candidate already takes part, `value` and `take_over` are ignored.
+        `take_over`, the candidate deletes the claim of a leader that has the same non-empty owner
+        name; this candidate then leads if no other candidate waits. If the candidate already takes
+        part, `value` and `take_over` are ignored.
 
         Raises:
             MetadataClosedError: the election or the store was closed during the wait.

@@ -51,9 +51,10 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path` without waiting.
 
-        With `take_over`, this process replaces a holder that has the same non-empty owner name. Use
-        `take_over` only if no two processes have the same owner name: then the replaced holder is
-        an earlier run of this process.
+        With `take_over`, this call deletes the claim of a holder that has the same non-empty owner
+        name. If another process waits for the lock, that process gets the lock, and this call
+        raises LockBusyError. Use `take_over` only if no two processes have the same owner name:
+        then the replaced holder is an earlier run of this process.
 
         Raises:
             LockBusyError: another process holds the lock, or waits for it.

@@ -292,7 +292,7 @@ class PosixFile:
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the buffers of each pwritev: up to `IOV_MAX` buffers, or `WRITEBACK_BYTES` bytes."""
+    """Yield one list of buffers per pwritev, up to `IOV_MAX` buffers or `WRITEBACK_BYTES` bytes."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:

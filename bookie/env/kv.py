@@ -61,7 +61,7 @@ _LOCK_READER_BYTES = 64
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """LMDB's error codes if the device has no room for a write; LMDB reports a short write as EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""LMDB writes less than this at once, so a device with this much free space is not full."""
+"""LMDB writes fewer bytes at once, so a device with this much free space is not full."""
 
 
 class ReadTransaction(Protocol):

@@ -180,7 +180,7 @@ class ConditionReads:
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
-    # The tree for `evaluate`.
+    # The next methods are the tree that `evaluate` reads.
 
     def find(self, key: str) -> Stored | None:
         """Return the record of `key`, or None; `want_record` must have added the read."""

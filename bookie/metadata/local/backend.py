@@ -309,7 +309,7 @@ class LocalStore(MetadataStore):
             names += page
             if len(page) < _PAGE_NAMES:
                 return names
-            # A page takes a fraction of a millisecond. After each page, other tasks run.
+            # Let other tasks run after each page, which takes a fraction of a millisecond.
             await asyncio.sleep(0)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:

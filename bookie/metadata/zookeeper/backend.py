@@ -13,7 +13,7 @@ This store differs from the contract of `MetadataStore`:
   parent's creation time, and its `first_version` is False.
 - A parent whose last child ended with its session stays, and is listed, until a delete below it or
   a recursive delete. A parent also stays if its removal conflicts with too many other removals.
-  While such a parent exists, a record above it cannot be deleted.
+  While a parent without children exists, a record above this parent cannot be deleted.
 - Sequential numbers begin anew below a record that was itself deleted with all its children.
   Numbers of ephemeral records also begin anew below a parent that became empty.
 - If our user may write nothing, not even below ``/.bookie``, `sync` uses ZooKeeper's own sync. A
