@@ -59,6 +59,6 @@ def _crc_changes(width: int) -> NDArray[np.uint32]:
             row = bytearray(width)
             row[position] = 1 << bit
             change = np.uint32(crc32c(row) ^ zeros)
-            # Values with this bit as the highest: those without it, changed by this bit.
+            # A value's change is the XOR of the changes of its bits; `bit` is the highest bit here.
             table[position, 1 << bit : 2 << bit] = table[position, : 1 << bit] ^ change
     return table

@@ -13,19 +13,19 @@ DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
 The password itself never leaves the client. :func:`key_of_life` derives the **ledger key** from the
-password. The ledger key is stored in the ledger's metadata and sent to bookies, and the key of HMAC
-digests is derived from it. So every process that can read a ledger's metadata can check the digests
-of its entries: repair and the integrity check do this.
+password. The ledger key is stored in the ledger's metadata and sent to bookies. The key of HMAC
+digests is derived from the ledger key. So every process that can read a ledger's metadata can check
+the digests of the ledger's entries, as repair and the integrity check do.
 
 The ledger key also distinguishes **lives**: the ledgers that used the same id one after another. An
 id may be used again after a deletion, or because the metadata store was restored from a backup. Two
 lives of an id have different creation tokens, so their ledger keys differ even without a password.
 A bookie compares the key in each request with the first key that it received for the ledger id. So
-a bookie never returns entries of another life. Ledgers of versions without lives have the key of
-:func:`derive_key`.
+a bookie never returns entries of another life. Older versions of bookie do not distinguish lives;
+the ledgers that they created have the key of :func:`derive_key`.
 
-Source: Apache BookKeeper's digest managers. BookKeeper keeps the password; this design keeps the
-ledger key instead.
+Source: Apache BookKeeper's digest managers. BookKeeper stores the password in the ledger's
+metadata; bookie stores the ledger key instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 BytesLike = bytes | bytearray | memoryview
 
 Headers: TypeAlias = "NDArray[np.uint8]"
-"""Packet headers, one per row, each followed by shared payload bytes; contiguous in memory."""
+"""Packet headers, one per row, each with its payload's prefix behind it; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
 """Size of a ledger key in bytes. A ledger of an older version without a password has no key."""
@@ -66,7 +66,7 @@ class DigestType(enum.IntEnum):
 
 
 DIGESTS_BY_STRENGTH = (DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
-"""From nothing, by checksums against damage alone, to the proof that a writer knew the key."""
+"""Weakest first: no digest, checksums that detect damage, proof that the writer knew the key."""
 
 
 def is_weaker(one: DigestType, other: DigestType) -> bool:
@@ -88,7 +88,7 @@ class Digester(Protocol):
         """Return the digest of a packet's header and payload."""
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """Return the digests of at least one packet, back to back; each payload has its header."""
+        """Return the digests of one or more packets, back to back; each payload has one header."""
 
 
 class Crc32cDigester:
@@ -107,7 +107,7 @@ class Crc32cDigester:
 
 
 class Crc32Digester:
-    """Computes CRC-32 like zlib, and pads it to 8 bytes."""
+    """Computes CRC-32 like zlib, and pads the checksum to 8 bytes."""
 
     __slots__ = ()
     type = DigestType.CRC32
@@ -199,7 +199,7 @@ def key_tag(ledger_key: bytes) -> bytes:
 
 
 def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
-    """True if `ledger_key` comes from `password`, with or without `token`; in constant time."""
+    """True if `ledger_key` comes from `password`, with or without `token`; takes constant time."""
     return hmac.compare_digest(ledger_key, key_of_life(password, token)) or hmac.compare_digest(
         ledger_key, derive_key(password)
     )

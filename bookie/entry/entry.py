@@ -44,10 +44,11 @@ _LAC_HEADER = struct.Struct(">qq")
 _HEADER_DTYPE = np.dtype((np.void, HEADER_SIZE_BYTES))
 _PACK_BY_NUMPY_FROM = 28
 _VERIFY_BY_NUMPY_FROM = 16
-# From this many entries on, numpy's fixed cost (30-50 µs a batch) beats one `struct` call per entry
-# (measured).
+# From this number of entries on, numpy (30-50 µs a batch) takes less time than one `struct` call
+# per entry (measured).
 _PACK_BY_ROWS_UP_TO_BYTES = 512
-# Up to this size of equal payloads, filling a table is faster than joining twice as many parts.
+# Up to this size of equal payloads, copying the payloads into a table is faster than joining them
+# with their prefixes.
 
 
 class SharedPrefix(NamedTuple):
@@ -61,8 +62,9 @@ class SharedPrefix(NamedTuple):
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
     """Return the size of the prefixes if all `count` payloads have a prefix of equal size.
 
-    The result is None if the sizes differ, or if the size is not a multiple of 4, which
-    `crcs_of_rows` requires. If the result is None, use `with_prefixes`.
+    The result is None if sizes differ, or if a payload has no prefix. The result is also None if
+    the size is not a multiple of 4, which `crcs_of_rows` requires. If the result is None, use
+    `with_prefixes`.
     """
     size = len(shared[0].prefix)
     if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
@@ -146,7 +148,7 @@ class Entries(Sequence[Entry]):
         return len(self.payloads)
 
     def __iter__(self) -> Iterator[Entry]:
-        # The class's own constructor is Python code, and takes twice as long.
+        # The constructor of `Entry` is Python code, and takes twice as long as `tuple.__new__`.
         pairs = zip(self.ids, self.payloads, strict=True)
         return map(tuple.__new__, repeat(Entry), pairs)
 
@@ -320,7 +322,8 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     digest_size = digester.size_bytes
     prefix_size = HEADER_SIZE_BYTES + digest_size
     if int(batch.sizes.min()) < prefix_size:
-        # A digest is wrong: check the packets one by one, to name the first wrong entry.
+        # A packet is too short for a digest: check the packets one by one, to name the first wrong
+        # entry.
         for entry_id, packet in zip(ids, batch.packets(), strict=True):
             unpack_packet(batch.ledger_id, entry_id, packet, digester)
     prefixes = gather_prefixes(batch, prefix_size).view(_prefix_dtype(digest_size))
@@ -359,7 +362,8 @@ def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
     """Verify an explicit LAC packet of `ledger_id`, and return its LAC.
 
     Raises:
-        ChecksumError: the packet's size or digest is wrong, or it belongs to another ledger.
+        ChecksumError: the packet's size or digest is wrong, or the packet belongs to another
+            ledger.
     """
     if len(packet) != LAC_HEADER_SIZE_BYTES + digester.size_bytes:
         raise ChecksumError(f"a LAC packet of {len(packet)} bytes has the wrong size")
@@ -377,7 +381,7 @@ def lac_packet_ids(packet: BytesLike) -> Lac:
     """Return the ids in a LAC packet without verifying the digest, whose type bookies do not know.
 
     Raises:
-        BadRequestError: the packet is too short or too long, or an id in it is too low.
+        BadRequestError: the packet is too short or too long, or an id in the packet is too low.
     """
     if not LAC_HEADER_SIZE_BYTES <= len(packet) <= LAC_PACKET_SIZE_BYTES_MAX:
         raise BadRequestError(f"a LAC packet of {len(packet)} bytes has the wrong size")

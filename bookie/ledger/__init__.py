@@ -12,11 +12,11 @@
 | `connection` | one connection per bookie and process; calls and their retries |
 
 **Machines.** `write.writer`, `recover.recovery` and `read.reader` are state machines without I/O:
-``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness.
-Time arrives as `TimerFired` events that answer `StartTimer` effects. The driver passes bookies to
-choose from and random numbers as arguments. A step returns a list of effects, which the driver
-carries out *in order*. So drivers and simulator run every machine in the same way, and a recorded
-list of events reproduces a bug.
+``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness. A
+machine measures time by `StartTimer` effects, each of which later brings a `TimerFired` event. The
+driver chooses new bookies and random numbers, and passes them to the machine. A step returns a list
+of effects, which the driver carries out *in order*. So drivers and simulator run every machine in
+the same way, and a recorded list of events reproduces a bug.
 
 **Drivers** do the I/O of the machines: `write.handle`, `recover.driver`, `read.handle`. The drivers
 of one client run in one event loop. Drivers create their tasks in the task group of the

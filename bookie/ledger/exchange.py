@@ -1,4 +1,4 @@
-"""Events and effects that several state machines share: for timers, metadata and newcomers.
+"""Events and effects that several state machines share: for timers, metadata and new bookies.
 
 A state machine starts a timer with `StartTimer` and later gets `TimerFired`. A second `StartTimer`
 restarts a running timer. A machine asks for one metadata operation at a time and gets one of
@@ -30,7 +30,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Cancel a timer; it need not be running."""
+    """Cancel a timer, even if the timer is not running."""
 
     timer: TimerId
 
@@ -56,7 +56,7 @@ class ChooseNewcomers:
     """Find new bookies for some slots of the ensemble; the answer is `NewcomersChosen`."""
 
     bookies: tuple[str, ...]
-    """The present ensemble; its other slots stay as they are."""
+    """The present ensemble; only the bookies in `slots` will change."""
     slots: int
     """The slots that need other bookies, as a bit mask."""
 
@@ -93,7 +93,7 @@ class MetadataConflict:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """The metadata operation failed; a write may or may not have been done."""
+    """The metadata operation failed; the store may or may not have done a failed write."""
 
     error: BookieError
 

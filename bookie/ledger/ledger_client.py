@@ -42,7 +42,7 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 UNCLAIMED = "bookie.unclaimed"
-"""Key in custom metadata: the ledger was created and has no writer yet (see `claim`)."""
+"""A key of custom metadata, which a ledger has until a client becomes its writer (see `claim`)."""
 
 CREATE_ATTEMPTS_MAX = 10
 """The most ids tried for a new ledger; another client may have chosen the same id itself."""
@@ -80,7 +80,8 @@ async def open_ledger_client(
     ):
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # The group does not get the error of the block, because it would wrap it.
+        # The task group does not get the error of the block, because the group would wrap the
+        # error.
         steps.push_async_callback(tasks.__aexit__, None, None, None)
         settings = sources.settings()
         security = ChannelSecurity(settings.security)
@@ -128,7 +129,7 @@ class LedgerClient:
         self._digest_least = digest_least
 
     async def _writer_id(self) -> str:
-        """Return this client's writer id after its record exists; empty without a record."""
+        """Return this client's writer id, after its record is stored; "" if it has no record."""
         return "" if self._writer_record is None else await self._writer_record.ensure()
 
     async def create(
@@ -139,7 +140,7 @@ class LedgerClient:
         *,
         created_ms: int | None = None,
     ) -> WriterHandle:
-        """Create a ledger and return its writer, with the errors of `BookKeeper.create_ledger`.
+        """Create a ledger and return its writer; raises the errors of `BookKeeper.create_ledger`.
 
         `created_ms` is the creation time in ms since 1970; None means now.
         """
@@ -221,14 +222,14 @@ class LedgerClient:
     ) -> ReaderHandle:
         """Open a ledger for reading; see `BookKeeper.open_ledger`.
 
-        Without `asks_for_lac`, no bookie is asked for the LAC of an open ledger. Use a reader
-        without a LAC only for `read_acknowledged`.
+        Without `asks_for_lac`, the client asks no bookie for the LAC of an open ledger. Use a
+        reader without a LAC only for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
         self._admit(found.value, password)
         if recover:
             found = await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
-            self._admit(found.value, password)  # it may have changed meanwhile
+            self._admit(found.value, password)  # the ledger may have changed
         reader = ReaderHandle(found, self.pool, self.ledgers)
         if asks_for_lac and not reader.is_closed:
             await reader.refresh()

@@ -64,7 +64,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class LedgerState(enum.IntEnum):
-    """The state of a ledger: whether its writer, a recovery or nobody may change it."""
+    """The state of a ledger: open to its writer, under recovery, or closed for ever."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -92,7 +92,7 @@ class LedgerMetadata:
     """The fragments in ascending order; the first starts at entry 0."""
     digest_type: DigestType = DigestType.CRC32C
     password_key: bytes = field(default=b"", repr=False)
-    """The ledger key (see `digest`); not in the repr, because it admits writers."""
+    """The ledger key (see `digest`); not in the repr, because the key allows a client to write."""
     ctime_ms: int = -1
     """Creation time, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
@@ -134,14 +134,14 @@ class LedgerMetadata:
         return replace(self, state=state, last_entry_id=NO_ENTRY, length=0)
 
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
-        """Return CLOSED metadata; `last_entry_id` is -1 if empty, `length` is in payload bytes."""
+        """Return CLOSED metadata; an empty ledger has `last_entry_id` -1 and `length` 0."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def validate(self) -> None:
         """Check the rules that the metadata of every ledger must follow.
 
         Raises:
-            BadRequestError: a rule is broken; the message names the first one.
+            BadRequestError: a rule is broken; the message names the first broken rule.
         """
         for broken, rule in self._rules():
             if broken:
@@ -200,18 +200,18 @@ def is_writer_id(text: str) -> bool:
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Encode `metadata` in format version 3; omit the writer's id if there is no room for it.
+    """Encode `metadata` in format version 3; omit the writer's id if the id does not fit.
 
     Raises:
         BadRequestError: the metadata breaks a rule, or is larger than the stores take.
     """
     metadata.validate()
-    # An open ledger must have room for its last entry and length, or nobody could close it.
+    # An open ledger needs room for the last entry and the length, which its close adds.
     room = CLOSING_BYTES_MAX if metadata.state is LedgerState.OPEN else 0
     size_max = LEDGER_METADATA_SIZE_BYTES_MAX - room
     data = _encode_v3(metadata)
     if len(data) > size_max and metadata.writer_id:
-        # The id only serves an automatic recovery; what the user stores comes first.
+        # The writer's id only serves automatic recovery, so the user's data has priority.
         data = _encode_v3(replace(metadata, writer_id=""))
     if len(data) > size_max:
         raise BadRequestError(
@@ -235,7 +235,7 @@ def decode(ledger_id: int, data: bytes) -> LedgerMetadata:
     Version 1 has no digest type or password; such ledgers are read as CRC32 with an empty key.
 
     Raises:
-        FormatError: other data, a newer version, or invalid values.
+        FormatError: `data` is not ledger metadata, has a newer version, or has invalid values.
     """
     if len(data) > LEDGER_METADATA_SIZE_BYTES_MAX:
         raise FormatError(f"metadata of ledger {ledger_id} is too large: {len(data)} bytes")
@@ -297,7 +297,7 @@ def _parse_binary(body: bytes) -> LedgerMetadataFormat:
 
 
 def _parse_text(body: bytes) -> LedgerMetadataFormat:
-    # Only old ledgers need the text parser and the cost of its import.
+    # Import the text parser only here, because only old ledgers need it.
     from google.protobuf import text_format
 
     message = LedgerMetadataFormat()
@@ -324,7 +324,7 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
     state = LedgerState(message.state)
     is_closed = state is LedgerState.CLOSED
     custom = {_text(entry.key): entry.value for entry in message.customMetadata}
-    # Another value is of another program, and is kept as it is.
+    # If the value is no writer id, another program wrote it: keep it as custom metadata.
     writer_id = custom.get(WRITER, b"").decode("latin-1")
     if is_writer_id(writer_id):
         del custom[WRITER]
@@ -354,7 +354,7 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
 
 
 def _text(value: object) -> str:
-    # The parser returns a string of an old message as bytes if it is not UTF-8.
+    # The parser returns a string of an old message as bytes if the string is not UTF-8.
     if not isinstance(value, str):
         raise FormatError("a name in its protobuf message is not UTF-8")
     return value

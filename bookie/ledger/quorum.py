@@ -8,8 +8,8 @@ With E == Qw all classes have the same write set, so there is only one class.
 Sets of slots are bit masks: bit ``s`` is slot ``s``. A quorum test is then one AND and one bit
 count. A mask is a plain value that can be stored, compared and printed.
 
-Source: the BookKeeper protocol document, "Write quorums" and "Ack quorums"; coverage is the window
-rule of its section "Closing a ledger as a reader".
+Source: the BookKeeper protocol document, "Write quorums" and "Ack quorums"; `Quorum.covers` is the
+window rule of the section "Closing a ledger as a reader".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bookie.errors import BadRequestError
 from bookie.ledger.metadata import LedgerMetadata
 
 ENSEMBLE_SIZE_MAX = 64
-"""The largest ensemble: far above any use, and small enough for a mask in one machine word."""
+"""The largest ensemble: far larger than useful ensembles, and its mask fits one machine word."""
 
 
 def mask_of(slots: Iterable[int]) -> int:
@@ -43,9 +43,9 @@ def slots_of(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A set of entry ids, such as those of one slot: ``(id - first_residue) % modulus < count``.
+    """A set of entry ids, such as the ids of a slot: ``(id - first_residue) % modulus < count``.
 
-    A `modulus` of 0 means every id; then `first_residue` and `count` are 0.
+    If `modulus` is 0, the set contains every id, and `first_residue` and `count` are 0.
     """
 
     modulus: int
@@ -67,7 +67,7 @@ EVERY_ID = Stripe(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The three sizes of a ledger, E >= Qw >= Qa >= 1, with methods that compute from them."""
+    """The three sizes of a ledger, E >= Qw >= Qa >= 1, and the rules that follow from the sizes."""
 
     ensemble_size: int
     write_quorum_size: int

@@ -1,4 +1,4 @@
-"""Selects the entries of a batch that one slot stores, and joins such parts into a batch.
+"""Selects the entries of a batch that one slot stores, and joins the parts of several slots.
 
 Only striped ledgers (E > Qw) need this module. The functions compute ids with numpy, visit each
 packet once in Python, and copy each payload once.
@@ -38,12 +38,12 @@ def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
 
 
 def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
-    """True if the batch has every id of `stripe` from `first_entry_id` to its own last id."""
+    """True if the batch has exactly the ids of `stripe` from `first_entry_id` to its last id."""
     if batch.first_entry_id != stripe.next_id(first_entry_id):
         return False
     if stripe.modulus == 0:
         return batch.is_contiguous
-    # All ids lie in the stripe, and there are exactly as many as the stripe has in the range.
+    # Check that all ids lie in the stripe, and that no id of the stripe is missing between them.
     relative = batch.entry_ids() - stripe.first_residue
     if not (relative % stripe.modulus < stripe.count).all():
         return False
@@ -63,7 +63,7 @@ def run_from(first_entry_id: int, batches: Sequence[EntryBatch]) -> EntryBatch |
         return clipped if starts_there else None
     if not batches:
         return None
-    # Position of each packet among all of them; `unique` keeps the first holder of an id.
+    # `positions` counts packets over all batches; `unique` keeps the first packet of each id.
     ids, positions = np.unique(
         np.concatenate([batch.entry_ids() for batch in batches]), return_index=True
     )

@@ -21,7 +21,7 @@ _DEPARTURE_FORMAT = "bookie-departure"
 _HISTORY_FORMAT = "bookie-repair-history"
 _VERSION = 1
 _LAST_MS = 253402300799999
-"""The end of the year 9999, the last moment that can be shown."""
+"""The end of the year 9999, in ms since 1970: the latest time that Python can format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class UnderreplicatedLedger:
     """The bookies whose copies are missing; sorted, each once."""
 
     marked_ms: int
-    """Time of the first mark, in ms, by the clock of the process that made it."""
+    """Time of the first mark, in ms, by the clock of the process that made the mark."""
 
 
 def encode_mark(ledger: UnderreplicatedLedger) -> bytes:
@@ -46,7 +46,7 @@ def decode_mark(ledger_id: int, data: bytes) -> UnderreplicatedLedger:
     """Decode the mark of `ledger_id` in `data`.
 
     Raises:
-        FormatError: not a mark, damaged, or of a newer version.
+        FormatError: `data` is not a mark, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_MARK_FORMAT, _VERSION, data)
     replicas = fields.texts("replicas")
@@ -66,14 +66,14 @@ def decode_lock(data: bytes) -> tuple[str, str]:
     """Return the worker and the token of a lock.
 
     Raises:
-        FormatError: not a lock, damaged, or of a newer version.
+        FormatError: `data` is not a lock, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_LOCK_FORMAT, _VERSION, data)
     return fields.text("worker"), fields.text("token")
 
 
 NOT_RECOVERED = "not-recovered"
-"""The outcome for an open ledger that its auditor could not recover; it needs no mark."""
+"""The outcome for an open ledger that the auditor could not recover; the ledger needs no mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def decode_failure(ledger_id: int, data: bytes) -> RepairFailure:
     """Decode the failure of `ledger_id` in `data`.
 
     Raises:
-        FormatError: not a failure, damaged, or of a newer version.
+        FormatError: `data` is not a failure, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_FAILURE_FORMAT, _VERSION, data)
     return RepairFailure(
@@ -135,7 +135,7 @@ def decode_departure(bookie_id: str, data: bytes) -> Departure:
     """Decode the departure of `bookie_id` in `data`.
 
     Raises:
-        FormatError: not a departure, damaged, or of a newer version.
+        FormatError: `data` is not a departure, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_DEPARTURE_FORMAT, _VERSION, data)
     return Departure(bookie_id, fields.integer("since_ms", minimum=0))
@@ -147,9 +147,9 @@ class EndedRepair:
 
     ledger_id: int
     outcome: str
-    """See `RepairOutcome`; of several outcomes, the first that means a failure or a change."""
+    """See `RepairOutcome`; of several outcomes, the first failure, else the first change."""
     entries: int
-    """Entries that were copied, and the bytes of their packets."""
+    """The number of copied entries; `packet_bytes` is the size of their packets."""
     packet_bytes: int
     seconds: float
     detail: str
@@ -166,7 +166,7 @@ def decode_history(data: bytes) -> list[EndedRepair]:
     """Decode a worker's last repairs in `data`, oldest first.
 
     Raises:
-        FormatError: not a history, damaged, or of a newer version.
+        FormatError: `data` is not a history, is damaged, or was written by a newer version.
     """
     fields = json_record.decode(_HISTORY_FORMAT, _VERSION, data)
     return [

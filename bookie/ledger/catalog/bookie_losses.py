@@ -1,11 +1,11 @@
-"""Forgets a bookie whose data is lost, unless it may have had the last copy of an entry.
+"""Forgets a bookie whose data is lost, unless the bookie may have had the last copy of an entry.
 
-To forget a bookie, `BookieLosses` deletes or replaces its cookie. No other bookie may be forgotten
-between the examination of the ledgers and this change. Otherwise two bookies could be forgotten at
-once, each because the other seems to have copies. So each change also writes the parent key of all
-cookies, on condition that this key has its version from before the examination. One of two
-concurrent changes fails. The caller of the failed change examines the ledgers again, and sees that
-the other bookie is lost.
+To forget a bookie, `BookieLosses` deletes or replaces the bookie's cookie. No other bookie may be
+forgotten between the examination of the ledgers and this change. Otherwise two bookies could be
+forgotten at once, each because the other seems to have copies. So each change also writes the
+parent key of all cookies, on condition that this key has its version from before the examination.
+One of two concurrent changes fails. The caller of the failed change examines the ledgers again, and
+sees that the other bookie is lost.
 
 A cookie still exists after the disks of its bookie are lost. So if a bookie starts empty without an
 operator's command, only copies on registered bookies count. An operator can know which disks still
@@ -36,7 +36,7 @@ class DataNotExpendableError(CookieError):
 
 @dataclass(frozen=True, slots=True)
 class ExaminedLoss:
-    """The result of `BookieLosses.examine`; `forget` and `replace` fail if it is outdated."""
+    """The result of `BookieLosses.examine`; `forget` and `replace` refuse an outdated result."""
 
     bookie_id: str
     version: int
@@ -85,7 +85,7 @@ class BookieLosses:
         return ExaminedLoss(bookie_id, found.version, order, reliable, dependents, live_only)
 
     async def forget(self, examined: ExaminedLoss) -> None:
-        """Delete the cookie of a bookie. Raises like `replace`."""
+        """Delete the cookie of a bookie; raises the errors of `replace`."""
         await self._change(
             examined, Delete(keys.cookie(examined.bookie_id), version=examined.version)
         )
@@ -117,7 +117,7 @@ class BookieLosses:
         return found & await self._live() if live_only else found
 
     async def _live(self) -> frozenset[str]:
-        """Return the bookies that are registered, without those that the auditor found lost.
+        """Return the registered bookies, except bookies that the auditor has found lost.
 
         Raises:
             DataNotExpendableError: a bookie reports that the store may be an older copy, which may
@@ -143,11 +143,11 @@ class BookieLosses:
         return NOT_EXISTS if record is None else record.version
 
     async def _change(self, examined: ExaminedLoss, change: Put | Delete) -> int:
-        """Change the cookie; return its new version, or `NOT_EXISTS` if it is deleted."""
+        """Change the cookie; return the cookie's new version, or `NOT_EXISTS` after a deletion."""
         bookie_id = examined.bookie_id
         await self._store.sync()
         await self.refuse_running(bookie_id)
-        # A bookie may also have put itself in doubt.
+        # Read the cookies again, because a bookie may have put itself in doubt since `examine`.
         reliable = await self._reliable(live_only=examined.live_only)
         if lost := examined.reliable - reliable - {bookie_id}:
             went = "ended, " if examined.live_only else ""

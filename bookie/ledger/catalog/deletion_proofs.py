@@ -39,7 +39,8 @@ def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Return the keys of a ledger's proofs of three days: the day of `proof` and its neighbours."""
+    """Return the keys of a ledger's proofs for the day of `proof`, the day before and the next
+    day."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)
@@ -55,7 +56,7 @@ async def find_days(store: MetadataStore) -> list[int]:
 async def find_proofs(
     store: MetadataStore, layout: LedgerLayout, ledger_ids: Iterable[int]
 ) -> dict[int, list[Record]]:
-    """Find the records that prove deletions, by ledger id; ledgers without proof are left out.
+    """Find the records that prove deletions, by ledger id; ledgers without a proof are left out.
 
     All reads run concurrently, so pass few ledgers at a time.
     """
@@ -79,7 +80,7 @@ async def sweep_proofs(
 
     Raises:
         MetadataUnavailableError: the store does not answer.
-        FormatError: another record is among the proofs.
+        FormatError: a key among the proofs names no ledger.
     """
     today = now_ms // DAY_MS
     swept = 0

@@ -1,4 +1,4 @@
-"""Finds the ledgers that depend on one bookie, and those whose last copies it may have.
+"""Finds the ledgers that depend on a bookie, and the ledgers whose last copies the bookie may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
 is *lost* if its copies do not count. The bookie to delete counts as lost. A bookie without a cookie
@@ -21,7 +21,7 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 FIRST_IDS_MAX = 5
-"""The largest number of listed ledger ids; further ledgers are only counted."""
+"""The largest number of ledger ids in a sample; further ledgers are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LedgerSample:
     """The lowest ids, ascending; at most `FIRST_IDS_MAX`."""
 
     def plus(self, ledger_id: int) -> LedgerSample:
-        """Return the sample with one more ledger, whose id must be higher than all others."""
+        """Return the sample with one more ledger, whose id must be above all ids in the sample."""
         shown = len(self.first_ids) < FIRST_IDS_MAX
         return LedgerSample(
             self.count + 1, (*self.first_ids, ledger_id) if shown else self.first_ids
@@ -67,7 +67,7 @@ class Dependents:
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
     """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    The condition: Qa members of an entry's write set are lost, and `bookie_id` is one of them.
+    This is so if Qa members of an entry's write set are lost, and `bookie_id` is one of them.
 
     Args:
         metadata: The metadata of the ledger. While the ledger is not closed, its last fragment
@@ -125,7 +125,7 @@ async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
 async def find_dependents(
     ledgers: LedgerManager, bookie_id: str, reliable: Container[str]
 ) -> Dependents:
-    """Find the dependents by reading every ledger of the cluster in turn, in constant memory.
+    """Find the ledgers that depend on `bookie_id`, by reading every ledger of the cluster in turn.
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.

@@ -1,8 +1,8 @@
 """Stores the metadata of ledgers, and changes it by compare-and-set.
 
-A create carries a random token, with which a client recognizes its own ledger after a lost reply. A
-listing is complete or raises an error, because bookies delete the data of ledgers that a listing
-lacks. A deletion leaves a record that proves the deletion (`deletion_proofs`).
+A create stores a random token, by which a client recognizes its own ledger if the store's reply was
+lost. A listing is complete or raises an error, because bookies delete the data of ledgers that a
+listing lacks. A deletion leaves a record that proves the deletion (`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class LedgerManager:
     ) -> Versioned[LedgerMetadata]:
         """Store the metadata of a new ledger; return the metadata with its creation token.
 
-        A creation token of 0 is replaced by a random one. A caller that chose its token may repeat
-        a create that ended in MetadataUnavailableError, with the same token.
+        A creation token of 0 is replaced by a random token. A caller that chose its token may
+        repeat a create that ended in MetadataUnavailableError, with the same token.
 
-        An id is used once. Bookies may still hold entries of a former ledger with this id, and the
-        former writer may still know a metadata version. While a proof shows that a ledger with this
-        id was deleted, the id is refused. After this proof is swept, only the ledger key
-        distinguishes the former ledger from the new one. Pass `is_fresh` for a new id of a
-        `LedgerIdGenerator`: such an id has no proof of deletion.
+        An id should be used once, because bookies may still hold entries of a former ledger with
+        the same id. The former writer may also still know a metadata version. While a proof shows
+        that a ledger with this id was deleted, the id is refused. After this proof is swept, only
+        the ledger key distinguishes the former ledger from the new one. Pass `is_fresh` for a new
+        id of a `LedgerIdGenerator`: such an id has no proof of deletion.
 
         Raises:
-            LedgerExistsError: another ledger has the id, or a deleted ledger had it.
+            LedgerExistsError: another ledger has the id, or a deleted ledger had the id.
         """
         if metadata.c_token == 0:
             metadata = replace(metadata, c_token=new_token())
@@ -138,7 +138,7 @@ class LedgerManager:
 
         Raises:
             BadVersionError: the metadata has another version, or a condition does not hold; read
-                again.
+                the metadata again.
             NoSuchLedgerError: the ledger was deleted.
         """
         if version < 0:
@@ -252,7 +252,7 @@ class LedgerManager:
         try:
             self._layout = await read_layout(self._store)
         except NoSuchKeyError:
-            return FLAT  # no cluster exists yet; reading its instance id reports that
+            return FLAT  # no cluster exists yet; a read of its instance id reports that
         return self._layout
 
     @asynccontextmanager

@@ -6,17 +6,17 @@ also refused, because they would serve ledgers that clients cannot find.
 
 From its first step to its last, a removal has a record, ``REMOVAL``:
 
-1. One transaction moves the cluster's identity into the record. From then on bookies cannot join,
-   and clusters cannot be created. Until the next step nothing is lost: after a failure, the
-   identity is restored. If the restore fails, the next call that finds registered bookies tries to
+1. One transaction moves the cluster's identity into the record. While the record exists, bookies
+   and new clusters are refused. Before step 2 nothing is lost: after a failure, the removal
+   restores the identity. If the restore fails, the next call that finds registered bookies tries to
    restore the identity again.
-2. When no bookie is registered, the record says that the removal has begun.
+2. When no bookie is registered, the removal marks its record as begun.
 3. Every deletion requires this record, so a late call cannot delete keys of a cluster that was
    created later. The counters of ledger ids are deleted last: while a ledger exists, its id cannot
    be assigned again.
 4. The record is deleted.
 
-The next call continues a removal that has begun.
+If a removal stops after step 2, the next call continues this removal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Removal:
     """The record of a removal and its version."""
 
     identity: dict[str, bytes]
-    """Former values of the keys that identify the cluster; keys without a value are omitted."""
+    """Former values of the keys that identify the cluster; keys that did not exist are omitted."""
 
     has_begun: bool
     version: int = NOT_EXISTS
@@ -66,7 +66,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope is inside this one; nothing was deleted.
+            scope is inside this scope. This call deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
@@ -147,7 +147,7 @@ async def _begin(store: MetadataStore) -> _Removal:
 
 
 async def _take_identity(store: MetadataStore) -> _Removal:
-    """Move the layout and the instance id into the removal's record, unless it has them already."""
+    """Move the layout and the instance id into a removal record, unless the record exists."""
     while True:
         removal = await _find(store)
         if removal is not None:

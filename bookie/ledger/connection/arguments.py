@@ -1,4 +1,4 @@
-"""Checks callers' arguments before any action.
+"""Checks the arguments of callers before an operation begins.
 
 Python accepts many wrong arguments without an error: ``bytes(5)`` is five zero bytes.
 """

@@ -36,7 +36,7 @@ ELSEWHERE = (
 
 
 class Calls(Generic[T]):
-    """Calls under way; callers take the outcomes one by one, as the calls end.
+    """Runs calls; the caller takes the outcomes one by one, as the calls end.
 
     The end of this async context manager cancels the calls that still run. Errors of the ``with``
     block pass through unchanged. A call must return expected failures as outcomes.
@@ -51,7 +51,8 @@ class Calls(Generic[T]):
         task = self._tasks.create_task(self._run(call), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A task that is cancelled before its first step has not started to await the call.
+        # Close the call, because a task that is cancelled before its first step never awaits the
+        # call.
         task.add_done_callback(lambda _: call.close())
 
     def put(self, outcome: T) -> None:
@@ -73,7 +74,7 @@ class Calls(Generic[T]):
     ) -> None:
         for task in self._running:
             task.cancel()
-        # The body's own error bypasses the task group, which would wrap it.
+        # The error of the block bypasses the task group, which would wrap the error.
         await self._tasks.__aexit__(None, None, None)
 
     async def _run(self, call: Coroutine[None, None, T]) -> None:

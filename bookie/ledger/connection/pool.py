@@ -2,7 +2,8 @@
 
 A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
 one incarnation of its bookie. A writer reads the incarnations when it gets its ensemble. If the
-bookie returns with another incarnation, the lane and all entries acknowledged on it count as lost.
+bookie returns with another incarnation, the lane and all entries acknowledged on the lane count as
+lost.
 
 All ledgers share the lanes. While a lane has users, it reconnects automatically and reports to its
 users when it is up or down. A lane matches answers with requests by request ids. Request ids
@@ -53,7 +54,7 @@ LINGER_SECONDS_MAX = 1.0
 S = TypeVar("S", AddStream, LacWatch)
 
 OnAnswer = Callable[[Status, str, int], None]
-"""Receives status, text, and the pause in ms before a repetition (0 if the bookie gave none)."""
+"""Gets status, text, and the pause in ms before the request may be repeated (0: no pause given)."""
 
 OnLac = Callable[[LacState], None]
 
@@ -155,7 +156,7 @@ class AddConnection(_Reconnecting[AddStream]):
     def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
         super().__init__(connection)
         self._incarnation = incarnation
-        """The expected incarnation; empty accepts any, if the bookie registered none."""
+        """The expected incarnation; empty if the bookie registered none: then any is accepted."""
         self._is_lost = False
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
@@ -195,7 +196,7 @@ class AddConnection(_Reconnecting[AddStream]):
         try:
             self._stream.send(data)
         except BookieUnreachableError:
-            return  # the lane just broke; its users learn this next
+            return  # the lane just broke, and `on_down` follows
         self._awaited[request_id] = on_answer
 
     async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
@@ -208,7 +209,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self.leave(once)
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
-        """Call `on_silent` of all users but `teller` if the bookie answered none for `seconds`."""
+        """Call `on_silent` of all users except `teller` if the bookie was silent for `seconds`."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
             self._told_at = self.heard_at
@@ -259,7 +260,7 @@ class AddConnection(_Reconnecting[AddStream]):
             for user in users:
                 user.on_lost()
             return
-        # Any other error may have gone by the next attempt.
+        # Any other error may be temporary, so connect again later.
         self._reconnect_later()
         for user in list(self._users):
             user.on_down()
@@ -429,7 +430,7 @@ class BookiePool:
     Args:
         directory: the addresses of bookies.
         instance_id: the cluster instance to which the bookies must belong.
-        tasks: the task group of streams and calls; must outlive `close`.
+        tasks: the task group of streams and calls; the group must end after `close`.
         settings: the client's timeouts.
         rpc: message sizes and keepalive, the same as the bookies'.
         security: the credentials for TLS; by default there is no TLS.

@@ -45,8 +45,9 @@ async def retry(
         attempts: the largest number of calls; at least 1.
         first_pause_seconds: upper bound of the first pause.
         pause_seconds_max: upper bound of every pause.
-        deadline_seconds: no attempt starts later than this time after the first attempt; None
-            means no limit. To end an attempt that has started, use the client's timeouts.
+        deadline_seconds: no attempt starts later than this time after the start of the first
+            attempt; None means no limit. To end an attempt that has started, use the client's
+            timeouts.
 
     Raises:
         BadRequestError: an argument is out of range.

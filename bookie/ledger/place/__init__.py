@@ -14,7 +14,7 @@ fewest domains, and so on. Among equally good choices, the choice is random; wei
 with more free space a higher probability.
 
 A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
-as a failed bookie, and a spare bookie may take it over.
+as a failed bookie, and a spare bookie may take over the slot.
 
 Topology, weights and random numbers are arguments of the functions, so the same arguments give the
 same bookies.

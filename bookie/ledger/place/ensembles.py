@@ -1,8 +1,8 @@
 """Chooses the bookies of a client's ledgers; remembers failed bookies and incarnations.
 
-After a bookie failed for one ledger, this client avoids it for all ledgers for a while. When a
-failed bookie registers again, it may be chosen again. A bookie that lost its data may take over its
-own slot.
+After a bookie failed for one ledger, this client avoids the bookie for all ledgers, for 15 to 45
+seconds. When a failed bookie registers again, the client may choose the bookie again. A bookie that
+lost its data may take over its own slot.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ class Quarantine:
     def __init__(self, directory: BookieDirectory) -> None:
         self._directory = directory
         self._until: dict[str, tuple[float, int]] = {}
-        """Maps a bookie to the end of its quarantine and its number of registrations by then."""
+        """Maps a bookie to its quarantine's end, and to its number of registrations at the
+        start."""
 
     def put(self, bookie_id: str) -> None:
-        """Quarantine a bookie for a random time, so that not all clients use it again at once."""
+        """Quarantine a bookie for a random time, so that clients return to it at different
+        times."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
 
     def members(self) -> set[str]:
-        """Return the bookies that must not be chosen now."""
+        """Return the bookies that are in quarantine now."""
         now, arrivals = asyncio.get_running_loop().time(), self._directory.arrivals
         self._until = {
             bookie_id: (until, arrived)
@@ -58,7 +60,7 @@ class Quarantine:
 
 
 class Incarnations:
-    """Remembers the valid incarnation of each bookie: the one in the store at the first request.
+    """Remembers the valid incarnation of each bookie, as the store had it at the first request.
 
     Answers of another incarnation do not count, because an old process of a bookie may still run.
     The old process would deny entries that the new process acknowledged.
@@ -69,10 +71,11 @@ class Incarnations:
         self._cookies = cookies
 
     async def of(self, bookie_id: str) -> str:
-        """Return the incarnation of a bookie; empty if the store has none.
+        """Return the incarnation of a bookie; empty if the bookie has no cookie.
 
         Raises:
             MetadataError: the store does not answer.
+            FormatError: the cookie is damaged, or a newer version wrote the cookie.
         """
         if bookie_id not in self.known:
             found = await self._cookies.read_latest(bookie_id)
@@ -206,6 +209,7 @@ class Ensembles:
 
         Raises:
             MetadataUnavailableError: the store does not answer.
+            FormatError: a cookie is damaged, or a newer version wrote the cookie.
         """
         known = {bookie_id: self.directory.incarnation(bookie_id) for bookie_id in bookies}
         for bookie_id in [name for name, incarnation in known.items() if not incarnation]:
@@ -218,11 +222,13 @@ class Ensembles:
 
         When a bookie may have lost data, it first writes a new incarnation to the metadata store,
         and only then lists the ledgers that name the bookie. If the store still has the incarnation
-        of `incarnations`, that later listing will contain the new ledger. If the store has another
-        incarnation, an old process of the bookie may still acknowledge entries that will be lost.
+        in `incarnations`, the bookie's later listing will contain the new ledger. If the store has
+        another incarnation, an old process of the bookie may still acknowledge entries that will be
+        lost.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
+            FormatError: a cookie is damaged, or a newer version wrote the cookie.
         """
         named = [bookie_id for bookie_id, incarnation in incarnations.items() if incarnation]
         cookies = await gather(self.cookies.read(bookie_id) for bookie_id in named)
@@ -233,17 +239,17 @@ class Ensembles:
         }
 
     async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
-        """Read the incarnation of a bookie that a ledger now names; None if the store has none.
+        """Read the incarnation of a bookie that a ledger now names; None without a readable cookie.
 
         Call this after the ledger's metadata names the bookie; `lost_since` gives the reason. The
-        read is repeated until the store answers.
+        method repeats the read until the store answers.
         """
         pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)
         while True:
             try:
                 found = await self.cookies.read(bookie_id)
             except FormatError:
-                return None  # the store does not know the bookie
+                return None  # the bookie's cookie is damaged
             except MetadataError:
                 await asyncio.sleep(pauses.next())
             else:

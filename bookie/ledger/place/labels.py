@@ -1,4 +1,4 @@
-"""Labels that an operator gave a bookie; they override the labels in the bookie's settings.
+"""Labels that an operator gave a bookie; these labels override the labels in the bookie's settings.
 
 The cluster's metadata store holds these labels, not the bookie's configuration file. So an operator
 can change a bookie's labels from any machine, even while the bookie is stopped. Each bookie has one
@@ -25,7 +25,7 @@ class BookieLabels:
         self._store = store
 
     async def read(self, bookie_id: str) -> dict[str, str]:
-        """Read the labels of a bookie, by name; empty without labels.
+        """Read the labels of a bookie, as a map from name to value; empty without labels.
 
         Raises:
             FormatError: the record is damaged.

@@ -27,7 +27,7 @@ class FragmentPlacement:
     first_entry_id: int
     bookies: tuple[str, ...]
     domains: tuple[str, ...]
-    """The failure domain of each bookie by the policy; empty if no label names it."""
+    """The failure domain of each bookie by the policy; empty for a bookie without the label."""
     spans: int
     """The smallest number of domains that any write set spans."""
     wanted: int
@@ -47,7 +47,7 @@ class PlacementCheck:
 
     Args:
         store: the cluster's metadata.
-        sources: file, environment and flags of this process.
+        sources: the settings file, environment variables and flags of this process.
     """
 
     def __init__(self, store: MetadataStore, sources: Sources) -> None:
@@ -113,7 +113,7 @@ class PlacementCheck:
 
 
 def _used(ledger: LedgerMetadata) -> list[Fragment]:
-    """Return the fragments, except those after the end of a closed ledger."""
+    """Return the fragments, except fragments that begin after the last entry of a closed ledger."""
     return [
         fragment
         for fragment in ledger.fragments

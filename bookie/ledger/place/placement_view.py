@@ -28,12 +28,12 @@ _log = event_log(__name__)
 
 
 class PlacementView(Mirror[str]):
-    """The placement of one cluster; an async context manager that keeps it current.
+    """The placement of one cluster; an async context manager that keeps the placement current.
 
     Args:
         store: the cluster's metadata store, which must stay open longer than the view.
         directory: the directory of registered bookies, whose async context must be entered first.
-        sources: file, environment and flags of this process.
+        sources: the settings file, environment variables and flags of this process.
     """
 
     def __init__(self, store: MetadataStore, directory: BookieDirectory, sources: Sources) -> None:

@@ -17,7 +17,7 @@ LEVELS = ("region", "zone", "rack")
 """The labels that placement knows, from the widest failure domain to the narrowest."""
 
 FREE_SPACE_MULTIPLE_MAX = 3
-"""The largest ratio of a bookie's weight to that of a bookie with median free space."""
+"""The largest ratio of a bookie's weight to the weight of a bookie with median free space."""
 
 
 class PlacementPolicy(enum.StrEnum):
@@ -82,18 +82,18 @@ class Placement:
     domains_min: int = 2
     """The number of domains that every write set should span, if there are enough bookies."""
     enforce: bool = False
-    """True if a choice is refused in which a write set spans too few domains."""
+    """If True, a choice is refused when a write set would span too few domains."""
     ack_domains_min: int = 1
     """The number of domains that must store an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that must acknowledge an ensemble's entries; None if none must."""
+        """Return the domains that must acknowledge an ensemble's entries; None without a rule."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
 
     def domain(self, bookie_id: str) -> str:
-        """Return the failure domain of a bookie; `UNKNOWN` if no label names it."""
+        """Return the failure domain of a bookie; `UNKNOWN` if the bookie lacks the label."""
         if self.policy is PlacementPolicy.DEFAULT:
             return UNKNOWN
         return self._label(bookie_id, self.policy.value)
@@ -178,7 +178,7 @@ class Placement:
         wanted, and fewer domains than it spans now.
 
         Args:
-            ensemble: the current bookies of the slots, including failed ones.
+            ensemble: the current bookies of the slots, including failed bookies.
             slots: the slots to take over, most urgent first.
             candidates: as in `ensemble`.
             pick: as in `ensemble`.

@@ -6,10 +6,10 @@ more domain in a write set saves more than the total cost of all write sets with
 cheapest choice therefore has the largest possible smallest span, then as few write sets as possible
 with this span, and so on.
 
-The search fills one slot after the other, tries the best domain first, and skips choices that
-cannot become cheaper. The search ends as soon as it finds the lowest cost that is possible. Small
-ensembles are searched completely. For large ensembles the search ends after `STEPS_MAX` steps, and
-a second search follows:
+The search fills one slot after the other, and tries the best domain first. The search skips a
+partial choice that cannot become cheaper than the best complete choice so far. The search ends as
+soon as it finds a choice of the lowest possible cost. Small ensembles are searched completely. For
+large ensembles the search ends after `STEPS_MAX` steps, and a second search follows:
 
 - For a new ensemble, the second search tries the domain with the most bookies first among equally
   good domains, because bookies of large domains are hard to place late.
@@ -17,7 +17,7 @@ a second search follows:
   The slot-by-slot search always finds a choice if each slot can be filled alone, but the first
   search may end without a choice.
 
-The cheaper of both results is used; a still cheaper choice may exist.
+The cheaper result of the two searches is used; a still cheaper choice may exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN = ""
 """The domain of a bookie without the label, which adds nothing to the span of a write set."""
 
 STEPS_MAX = 5_000
-"""The largest number of steps of a search: at most 0.1 s; up to 7 bookies needed at most half."""
+"""The largest number of steps of a search (at most 0.1 s); up to 7 bookies needed half of this."""
 
 
 def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
@@ -85,7 +85,7 @@ class Spread:
         for index, slots in enumerate(self._sets):
             for slot in slots:
                 self._sets_of[slot].append(index)
-        # During the search, None means undecided.
+        # During the search, None marks a slot whose domain is not chosen yet.
         self._chosen: list[str | None] = list(domains)
         for slot in free:
             self._chosen[slot] = None
@@ -124,7 +124,8 @@ class Spread:
         """Compute a lower bound of the cost; call this before the search."""
         if len(self._free) < self._size:
             return sum(self._costs)
-        # Each slot of a domain adds it to the surrounding write sets, which at best do not overlap.
+        # A slot adds its domain to Qw write sets. At best, the write sets of a domain's slots do
+        # not overlap.
         alone, rest = divmod(self._size, self._write_quorum_size)
         gains: list[int] = []
         for domain, count in self._left.items():
@@ -137,7 +138,7 @@ class Spread:
             return self._price(max(1, each))
         spans = [each + 1] * more + [each] * (self._size - more)
         if each < 2 and self._left.get(UNKNOWN, 0):
-            # A write set in unknown domains also spans one, and takes no domain from the others.
+            # A write set with unknown domains only also has span 1, and needs no known domain.
             spans = [2] * (total // 2) + [1] * (self._size - total // 2)
             spans[0] += total % 2
         return sum(self._price(min(max(1, one), self._write_quorum_size)) for one in spans)
@@ -208,7 +209,8 @@ class Spread:
     def _need(self, depth: int) -> int:
         """Return the cost of an unfilled slot.
 
-        A choice that fills more slots costs less; among equal numbers, urgent slots decide.
+        A choice that fills more slots costs less. If two choices fill equally many slots, the
+        choice with the more urgent slots costs less.
         """
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
