@@ -1,8 +1,8 @@
-"""Reads every entry that one bookie should store, from that bookie alone, and verifies it.
+"""Reads and verifies every entry that one bookie should store, from this bookie alone.
 
-A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. A bookie
-in limbo answers UNKNOWN_LEDGER_STATE for each entry that it does not have. The check counts an
-entry with this answer as missing, so that a repair stores the entry again.
+A bookie *in limbo* may have lost entries, so the bookie never denies an entry. A bookie in limbo
+answers UNKNOWN_LEDGER_STATE for each entry that it does not have. The check counts an entry with
+this answer as missing, so that a repair stores the entry again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bookie.ledger.read.verification import VerifiedRead, list_stored, read_comm
 from bookie.ledger.striping import is_run
 
 PATIENCE_SECONDS = 10.0
-"""Time for which a bookie without a definite answer is asked again. A busy bookie may lose its
-session and register again soon."""
+"""The time, in seconds, for which a bookie without a definite answer is asked again. A busy bookie
+may lose its session and register again soon."""
 
 WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
 """Answers about an entry that is stored and damaged."""
@@ -62,7 +62,8 @@ class CopyFindings:
     reason: str = ""
     """The reason for unread entries, or the fault of the last corrupt entry."""
     last_entry_id: int = -1
-    """The last verified entry; `length` is the ledger's length up to it, from its packet."""
+    """The last verified entry; `length` is the ledger's length up to this entry, from its
+    packet."""
     length: int = 0
 
     @property
@@ -94,9 +95,8 @@ class CopyCheck:
             is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite. A
                 bookie whose rate is used up is always asked again.
             pace: bounds the bytes per second that are read; None reads as fast as possible.
-            incarnation: the incarnation that the bookie must have, or empty for any. An older
-                process of the bookie may still answer with another incarnation; then the entries
-                count as unread.
+            incarnation: the incarnation that the bookie must have; if empty, any incarnation is
+                accepted. If an older process of the bookie answers, the entries count as unread.
         """
         self._metadata = metadata
         self._bookie_id = bookie_id
@@ -159,14 +159,15 @@ class CopyCheck:
             if problem is Status.OK and told.batch is not None:
                 if told.stopped_by is Status.OK or told.stopped_by.is_definite_negative:
                     return told
-                # The problem is with the next entry. Asked for alone, it gets attempts of its own.
+                # The problem is with the next entry. The next read starts with this entry, and has
+                # its own attempts.
                 return VerifiedRead(Status.OK, told.batch, told.entries, told.next_entry_id)
             if problem is Status.OK:
                 problem = told.stopped_by
             if problem in (Status.OK, Status.NO_SUCH_LEDGER, *ABSENT) or seen_wrong:
                 return told
             if problem in WRONG:
-                seen_wrong = True  # a disk does not change its answer: one more look is enough
+                seen_wrong = True  # a disk error stays, so one more read is enough
             elif now() + (pause := pauses.next()) > due or problem is Status.UNAUTHORIZED:
                 return told
             else:
@@ -184,7 +185,8 @@ class CopyCheck:
         )
         try:
             channel = self._pool.connection(self._bookie_id).channel()
-            # Without roles, a bookie cannot know that this is a repair. A rate is no silence.
+            # In a cluster without roles, a bookie limits the rate of repairs like that of clients.
+            # A bookie with this answer is not silent.
             reply = await patiently(
                 lambda: channel.read(command, timeout=self._timeout, incarnation=self._incarnation),
                 self._pool.settings.rate_patience_seconds,

@@ -39,9 +39,9 @@ class Departures:
     """The records of all lost bookies, or the records of all leaving bookies.
 
     Args:
-        store: where the records are kept.
+        store: the metadata store that has the records.
         path: `keys.LOST_BOOKIES` or `keys.LEAVING_BOOKIES`.
-        clock: for the times in records.
+        clock: gives the times in records.
     """
 
     def __init__(self, store: MetadataStore, path: str, clock: Clock | None = None) -> None:
@@ -62,7 +62,7 @@ class Departures:
             raise FormatError(f"the metadata key {record.key}: {error}") from error
 
     async def add(self, bookie_id: str) -> None:
-        """Record a bookie, unless it is recorded already."""
+        """Write the record of a bookie, unless the bookie has a record already."""
         if await self.find(bookie_id) is None:
             departure = Departure(bookie_id, self._clock.now_ms())
             await self._store.put(self._key(bookie_id), encode_departure(departure))
@@ -103,7 +103,7 @@ class RepairFailures:
         self._clock = clock or SystemClock()
 
     async def find(self, ledger_id: int) -> RepairFailure | None:
-        """Return the record of a ledger; None if there is no record, or if it is damaged."""
+        """Return the record of a ledger; None if there is no record, or only a damaged record."""
         record = await self._store.get(_FAILURES.key(ledger_id))
         if record is None:
             return None

@@ -35,10 +35,10 @@ class EntryCopier:
     """Copies entries of one ledger to one bookie.
 
     Args:
-        client: the client whose connections are used.
+        client: the client with the connections to bookies.
         metadata: the ledger's metadata, which names the sources.
         target: the bookie that gets the entries.
-        found_on: further sources: bookies that have entries although they should not.
+        found_on: further sources: bookies that have entries, but should not store these entries.
         pace: bounds the bytes per second; None copies as fast as possible.
         incarnation: the target's incarnation; None reads it from the metadata store.
         needs_room: refuse a target that is not writable, for example because its disk is nearly
@@ -67,12 +67,12 @@ class EntryCopier:
         if incarnation is not None:
             self._incarnations.known[target] = incarnation
         self._silent: set[str] = set()
-        """Sources that did not answer last time."""
+        """Sources that did not answer the last read."""
         self.entries = self.packet_bytes = 0
-        """Entries that were copied, and the bytes of their packets."""
+        """The number of copied entries; `packet_bytes` is the size of their packets."""
 
     async def incarnation(self) -> str:
-        """Return the incarnation to which entries are sent; empty if the store has none.
+        """Return the incarnation to which entries are sent; empty if the target has no cookie.
 
         Raises:
             MetadataError, FormatError: the incarnation could not be read from the store.
@@ -95,7 +95,7 @@ class EntryCopier:
             batch, reasons = await self._good_copy(position, last, stripe)
             if batch is None:
                 return f"no good copy of entry {position} ({'; '.join(reasons)})"
-            # Raises if the ledger was deleted: its entries are useless.
+            # Stop if the ledger was deleted, because its entries are useless: `read_latest` raises.
             await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
             if self._needs_room and self.target not in self._client.directory.bookies():
                 raise ReadOnlyError(f"bookie {self.target} is read-only or away")
@@ -110,7 +110,7 @@ class EntryCopier:
     async def _good_copy(
         self, first: int, last: int, stripe: Stripe
     ) -> tuple[EntryBatch | None, list[str]]:
-        """Return the verified packets of one read from `first` on; or None and all reasons."""
+        """Return the verified packets of one read from `first` on, or None and all errors."""
         reasons = []
         for bookie_id in self._best_first(self._sources(first)):
             batch, reason = await self._read(bookie_id, first, last, stripe)
@@ -166,7 +166,7 @@ class EntryCopier:
         pool = self._client.pool
         try:
             channel = pool.connection(bookie_id).channel()
-            # Without roles, a bookie cannot know that this is a repair.
+            # In a cluster without roles, a bookie limits the rate of repairs like that of clients.
             reply = await patiently(
                 lambda: channel.read(command, timeout=pool.settings.read_timeout_seconds),
                 pool.settings.rate_patience_seconds,

@@ -16,7 +16,7 @@ because the version of the ledger's metadata guards their changes. A bookie recl
 ledger only while it holds the ledger's lock. So a transaction that adds a bookie to the metadata
 must contain `RepairLock.condition`.
 
-A lock contains a random token, which the owner notes before it writes the lock. So the owner
+A lock contains a random token, which the owner remembers before it writes the lock. So the owner
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back later (`give_back_doubtful`).
 
@@ -77,7 +77,7 @@ RELEASE_SECONDS = 2.0
 """The longest wait for giving a lock back at the end of `UnderreplicationManager.holding`."""
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
-"""The kinds of checks of the whole cluster; the time when each last ended is stored."""
+"""The kinds of checks of the whole cluster; the store has the end of each kind's last check."""
 
 _log = event_log(__name__)
 
@@ -87,7 +87,7 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID, skips_strays=True)
 
 @dataclass(frozen=True, slots=True)
 class RepairLock:
-    """A lock that one call of `acquire` took; a later lock on the same ledger differs from it."""
+    """A lock that one call of `acquire` took; a later lock on the ledger has another version."""
 
     store: MetadataStore
     condition: Check
@@ -104,16 +104,16 @@ class RepairLock:
 
 
 LATE_SECONDS_MAX = 600.0
-"""The longest time after which an unanswered write may take effect.
+"""The longest time, in seconds, after which an unanswered write may take effect.
 
 A stopped process may hold the lock of a store in a directory. The write of another process then
-waits, though its caller has given up, and takes effect when the stopped process goes on.
+waits, though its caller has given up, and takes effect when the stopped process continues.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that this worker holds, or that it may hold: such a lock is *in doubt*."""
+    """A lock that this worker holds or may hold; a lock that the worker may hold is *in doubt*."""
 
     token: str
     mark_version: int | None
@@ -132,12 +132,12 @@ class _Held:
 
 
 class UnderreplicationManager:
-    """Manages marks, and the locks of one worker; an async context manager gives the locks back.
+    """Manages marks, and one worker's locks; the end of the async context gives the locks back.
 
     Args:
         store: keeps the marks and locks; its session owns the locks.
-        worker: the name that a lock shows to others: a bookie's id or a host's name.
-        clock: for the times in marks.
+        worker: the worker's name, which its locks contain: a bookie's id or a host's name.
+        clock: gives the times in marks.
     """
 
     def __init__(self, store: MetadataStore, worker: str = "", clock: Clock | None = None) -> None:
@@ -148,8 +148,8 @@ class UnderreplicationManager:
         self._unreadable: set[int] = set()
         """Ledgers with unreadable marks about which the event log already has a warning."""
         self._serial = asyncio.Lock()
-        """Held while a lock is taken or given back. Without it, another task could mistake a change
-        under way for an abandoned one."""
+        """Held while a lock is taken or given back, so that no other task mistakes a change under
+        way for an abandoned change."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ class UnderreplicationManager:
     # ---- marks
 
     async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
-        """Add the bookies in `replicas` to the mark of a ledger, which names missing copies.
+        """Add the bookies in `replicas` to the mark of a ledger: their copies are missing.
 
         Raises:
             BadRequestError: `replicas` is empty, or contains an invalid bookie id.
@@ -180,12 +180,13 @@ class UnderreplicationManager:
                 )
             else:
                 both = tuple(sorted(missing | set(before.replicas)))
-                # Written even without a change: a repair under way may have read it before.
+                # Write the mark even without a change, because a repair under way may have read the
+                # former version.
                 marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
             try:
                 await self._store.put(key, encode_mark(marked), version=version)
             except BadVersionError:
-                continue  # another write marked it, or it was repaired
+                continue  # another process changed or removed the mark
             return
 
     async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
@@ -200,10 +201,10 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List marks in ascending order of ledger ids, if ``wanted(mark.replicas)`` is true.
+        """List the marks with a true ``wanted(mark.replicas)``, in ascending order of ledger ids.
 
         Only ledgers with ids above `after` are listed. Unreadable marks are omitted. The listing
-        contains all other marks, or raises an error.
+        contains all other wanted marks, or raises an error.
         """
         async for ledger_id, record in _MARKS.scan(self._store, after=after):
             try:
@@ -267,7 +268,7 @@ class UnderreplicationManager:
     async def poll(self) -> int | None:
         """Lock a marked ledger and return its id; return None if no marked ledger is free."""
         locked = await self.locked()
-        # Each worker begins at a random place, so that few compete for the same ledgers.
+        # Each worker begins at a random ledger, so that few workers compete for the same ledger.
         free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
         start = int(jitter() * len(free))
         for ledger_id in free[start:] + free[:start]:
@@ -281,7 +282,7 @@ class UnderreplicationManager:
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
-        """Lock one ledger; return False if it is locked, or if `needs_mark` and it has no mark.
+        """Lock a ledger; return False if it is locked, or if `needs_mark` is true without a mark.
 
         If `acquire` raises, the ledger may be locked; the next `acquire` then takes this lock over.
         """
@@ -292,7 +293,8 @@ class UnderreplicationManager:
 
         A damaged mark counts as absent, because no worker would ever remove it.
 
-        Give the lock back with `release`. Raises like `acquire`.
+        Give the lock back with `release`. If `acquire_unmarked` raises, the ledger may be locked,
+        as after `acquire`.
         """
         return await self._acquire(ledger_id, is_marked=False)
 
@@ -318,8 +320,8 @@ class UnderreplicationManager:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
                 if await self._own_lock(ledger_id, held) is not None:
-                    return False  # another task of this worker has it
-                held = None  # it ended with a former session
+                    return False  # another task of this worker has the lock
+                held = None  # the lock ended with a former session
             held = held or _Held(secrets.token_hex(8), None, doubted_at=self._clock.monotonic())
             return await self._lock(ledger_id, held, is_marked=is_marked)
 
@@ -344,15 +346,15 @@ class UnderreplicationManager:
             try:
                 stat, _ = await self._store.transaction([put, check])
             except (BadVersionError, KeyExistsError, NoSuchKeyError):
-                continue  # another worker locked it, or it was marked again, or repaired
+                continue  # another worker changed the lock or the mark
             assert stat is not None, "a put has a result"
             self._held[ledger_id] = _Held(held.token, mark_version, stat.version)
             return True
 
     async def follow_mark(self, ledger_id: int, lock: RepairLock) -> int | None:
-        """Read the mark's version, which `mark_replicated` then requires; return this version.
+        """Read and return the mark's version; `mark_replicated` then requires this version.
 
-        After a new version, the caller must repeat its earlier checks of the ledger's copies. If
+        If the version is new, the caller must repeat its earlier checks of the ledger's copies. If
         there is no mark, return the former version. Return None if `lock` was lost.
         """
         async with self._serial:
@@ -393,7 +395,7 @@ class UnderreplicationManager:
     async def _end(self, ledger_id: int, held: _Held, mark_version: int | None) -> bool:
         mark = _MARKS.key(ledger_id)
         if held.may_have_ended:
-            await self._store.sync()  # the unanswered write may be newer than what we would read
+            await self._store.sync()  # without it, a read may miss the unanswered write
         lock = await self._own_lock(ledger_id, held)
         if lock is None:
             is_over = held.may_have_ended and await self._store.get(mark) is None
@@ -407,7 +409,7 @@ class UnderreplicationManager:
         try:
             await self._store.transaction(operations)
         except (BadVersionError, NoSuchKeyError):
-            # The unanswered write may have come first.
+            # The earlier, unanswered transaction may have removed mark and lock.
             is_over = held.may_have_ended and await self._store.get(mark) is None
             await self._give_back(ledger_id, held)
             return is_over
@@ -418,8 +420,8 @@ class UnderreplicationManager:
     async def holding(self, ledger_id: int) -> AsyncIterator[RepairLock]:
         """Yield the lock that `acquire` took before, and give it back after the block.
 
-        The end of a process does not wait for a silent store, because locks are leased. So after
-        `RELEASE_SECONDS`, the lock is left to `give_back_doubtful`.
+        A process that ends does not wait for a silent store, because its locks end with its
+        session. After `RELEASE_SECONDS`, `holding` leaves the lock to `give_back_doubtful`.
         """
         lock = self.lock_of(ledger_id)
         try:
@@ -440,12 +442,12 @@ class UnderreplicationManager:
                 if held is not None and held.is_taken_as(lock):
                     await self._give_back(ledger_id, held)
         except BaseException:
-            self._doubt(ledger_id, lock)  # also if the wait for another call was cut off
+            self._doubt(ledger_id, lock)  # also after a cancellation during the wait for `_serial`
             raise
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
         if held.mark_version is None:
-            await self._store.sync()  # an unanswered write may be newer than what we would read
+            await self._store.sync()  # without it, a read may miss an unanswered write
         # If the deletion is not answered, the next call finds out whether the lock exists.
         self._doubt(ledger_id)
         lock = await self._own_lock(ledger_id, held)
@@ -453,7 +455,7 @@ class UnderreplicationManager:
             with suppress(BadVersionError, NoSuchKeyError):
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
         elif self._may_come(held):
-            return  # the next call looks again
+            return  # an unanswered write may still create the lock
         del self._held[ledger_id]
 
     def _may_come(self, held: _Held) -> bool:
@@ -480,7 +482,7 @@ class UnderreplicationManager:
                 try:
                     await self._give_back(ledger_id, held)
                 except FormatError:
-                    del self._held[ledger_id]  # another one took it: ours can be read
+                    del self._held[ledger_id]  # another worker took the ledger
 
     def _doubt(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         held = self._held.get(ledger_id)
@@ -493,7 +495,7 @@ class UnderreplicationManager:
         """Return the worker that repairs a ledger, or None.
 
         Raises:
-            FormatError: the lock is damaged, or of a newer version.
+            FormatError: the lock is damaged, or was written by a newer version.
         """
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
@@ -510,9 +512,9 @@ class UnderreplicationManager:
             try:
                 await self.release(ledger_id)
             except MetadataClosedError:
-                self._held.pop(ledger_id, None)  # it ended with the session
+                self._held.pop(ledger_id, None)  # the lock ended with the session
             except FormatError:
-                self._held.pop(ledger_id, None)  # another one took it: ours can be read
+                self._held.pop(ledger_id, None)  # another worker took the ledger
             except MetadataError as error:
                 failure = failure or error
         if failure is not None:
@@ -548,11 +550,11 @@ class UnderreplicationManager:
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """Read how many seconds to wait for a lost bookie; None if this is not set."""
+        """Return the seconds before the ledgers of a lost bookie are marked; None if not set."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
-        """Set how long to wait for a lost bookie."""
+        """Set the delay, in seconds, before the ledgers of a lost bookie are marked."""
         if seconds < 0:
             raise BadRequestError(f"a delay cannot be {seconds} seconds")
         await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds)
@@ -602,7 +604,8 @@ class UnderreplicationManager:
         A check under way cannot store its end, because `forget_check` changes the version that
         `check_version` returned.
         """
-        await self._store.put(_check_key(check), b"0")  # a deletion of nothing would leave no trace
+        # Write 0, because the deletion of a missing key would not change the version.
+        await self._store.put(_check_key(check), b"0")
 
     async def _number(self, key: str) -> int | None:
         record = await self._store.get(key)

@@ -5,8 +5,8 @@ A change makes these steps while it holds the ledger's repair lock:
 1. Placement chooses newcomers, if the ensembles have to grow. The incarnation of each bookie is
    read from the metadata store.
 2. Each bookie gets verified copies of the entries that only the new layout assigns to its slot.
-   Each add names the incarnation of step 1, so no other incarnation accepts it. An accepted entry
-   is durable.
+   Each add names the incarnation of step 1, so no other incarnation accepts the add. An accepted
+   entry is durable.
 3. Each bookie lists all entries of its slot. If the quorum shrinks, these entries are read and
    verified instead, because fewer copies remain. Missing and damaged entries are copied again.
 4. One transaction writes the new layout by compare-and-set. The transaction fails if the lock was
@@ -66,7 +66,8 @@ SWAPS_MAX = 10
 """Attempts to write the new layout. An attempt fails only if the ledger or a cookie changed."""
 
 BOOKIES_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The number of bookies whose cookies one transaction can check; it also has metadata and lock."""
+"""The most cookies that a transaction can check, besides one write of metadata and one lock
+check."""
 
 _log = event_log(__name__)
 
@@ -78,7 +79,7 @@ class QuorumChanged:
     before: LedgerMetadata
     after: LedgerMetadata
     entries: int = 0
-    """Entries that were copied, and the bytes of their packets."""
+    """The number of copied entries; `packet_bytes` is the size of their packets."""
     packet_bytes: int = 0
 
 
@@ -309,7 +310,7 @@ class QuorumChange:
         )
 
     async def _conditions(self, progress: _GivenEntries) -> list[Check]:
-        """Return conditions: the cookie of no bookie on which the change relies may change."""
+        """Return conditions that fail if the cookie of a bookie of `relied_on` has changed."""
         cookies = self._client.ensembles.cookies
         names = sorted(progress.relied_on)
         found = await gather(cookies.read_latest(name) for name in names)

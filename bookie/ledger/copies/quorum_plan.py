@@ -117,6 +117,6 @@ def slot_duties(old: LedgerMetadata, new: LedgerMetadata) -> Iterator[SlotDuty]:
 
 
 def classes_of(metadata: LedgerMetadata) -> Stripe:
-    """Return a stripe of all ids; `runs_by_residue` splits it into runs with one write set each."""
+    """Return a stripe of all ids; `runs_by_residue` splits this stripe by write sets."""
     quorum = quorum_of(metadata)
     return Stripe(quorum.ensemble_size, 0, quorum.ensemble_size) if quorum.is_striped else EVERY_ID

@@ -34,7 +34,7 @@ FREE_SHARE = 0.8
 """The share of a bookie's free bytes that a plan may use; entries take more than their payload."""
 
 MayPlace = Callable[[LedgerMetadata, Sequence[str], int, str], bool]
-"""Takes ledger, bookies of a fragment, slot and newcomer; True if the newcomer may get the slot."""
+"""Gets ledger, bookies of a fragment, slot and newcomer; True if the newcomer may get the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RebalancePlan:
     Args:
         sizes: the bytes of each bookie that may give copies away.
         writable: the bookies that may take copies; only bookies in `sizes` count.
-        may_place: tells whether a move obeys placement.
+        may_place: returns True if placement allows a move.
         devices: the devices of the bookies that report the size of their device.
     """
 
@@ -99,7 +99,7 @@ class RebalancePlan:
         are_known = set(sizes) <= set(devices)
         self._weights = {name: devices[name].total_bytes if are_known else 1 for name in sizes}
         self._room = {name: FREE_SHARE * device.free_bytes for name, device in devices.items()}
-        """Bytes that each bookie may still take; a bookie without a known device takes any."""
+        """Bytes that each bookie may still take; no limit for a bookie whose device is unknown."""
         self._mean = sum(sizes.values()) / sum(self._weights.values()) if sizes else 0.0
         self._low, self._high = (self._mean * (1 + sign * BALANCED_SHARE) for sign in (-1, 1))
 
@@ -113,7 +113,8 @@ class RebalancePlan:
             bookies = list(fragment.bookies)
             if not size or any(map(is_vacant, bookies)):
                 continue
-            # The fullest bookie comes first; the order is that before the fragment's first move.
+            # Begin with the fullest bookie. The order stays as it was before the fragment's first
+            # move.
             for former in sorted(bookies, key=lambda name: (-self._fill(name), name)):
                 slot = bookies.index(former)
                 newcomer = self._newcomer(metadata, bookies, slot, size)

@@ -1,7 +1,7 @@
 """The last repairs of each worker, as information for operators: one record for each worker.
 
-A worker writes its record at most every few seconds, and once more when it ends. No program uses
-these records for a decision. So a damaged, outdated or missing record does no harm.
+A worker writes its record at most every few seconds, and once more when the worker ends. No program
+uses these records for a decision. So a damaged, outdated or missing record does no harm.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ REPAIRS_KEPT = 100
 DETAIL_CHARACTERS_MAX = 200
 
 WRITE_SECONDS_MIN, WRITE_SECONDS_MAX = 3.0, 60.0
-"""Time between two writes; it doubles while the writes fail."""
+"""The time between two writes, in seconds; this time doubles while the writes fail."""
 WORKER_CHARACTERS_MAX = 128
 LAST_WRITE_SECONDS = 2.0
-"""The end of a worker waits at most this long for its last write."""
+"""The longest time, in seconds, that a worker waits for its last write when the worker ends."""
 
 STRANGER_SECONDS = 7 * 86400.0
 """A record of a worker that is no bookie of the cluster is kept for this time."""
 STRANGERS_MAX = 100
-"""The largest number of records of such workers."""
+"""The largest number of kept records of workers that are no bookies of the cluster."""
 
 FAILED = "failed"
 """The outcome of a repair that an error ended; for example, the metadata store did not answer."""
@@ -166,7 +166,7 @@ async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms:
     its complete record again.
 
     Args:
-        store: where the records are kept.
+        store: the metadata store that has the records.
         known: the bookies of the cluster.
         now_ms: the time of day, in ms.
     """
@@ -189,7 +189,7 @@ async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms:
     for number, (last_ms, key, version) in enumerate(strangers):
         if number < STRANGERS_MAX and last_ms >= oldest_ms:
             continue
-        with suppress(BadVersionError, NoSuchKeyError):  # it lives, or another auditor was faster
+        with suppress(BadVersionError, NoSuchKeyError):  # the record has changed or is gone
             await store.delete(key, version=version)
             forgotten.append(key.rpartition("/")[2])
     return forgotten

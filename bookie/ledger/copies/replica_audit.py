@@ -49,13 +49,13 @@ COPIES_AT_ONCE = 16
 """The most copy ranges that an audit reads at the same time, from all bookies together."""
 
 SETTLE_SECONDS = 2.0
-"""Time that a copy of an open ledger may be on its way before it counts as missing."""
+"""The time, in seconds, that a new entry of an open ledger may take to reach a bookie."""
 
 DAMAGE = ("missing", "misplaced", "corrupt", "wrong-length", "unreadable")
-"""Verdicts that mean damage; an unreachable bookie proves neither damage nor its absence."""
+"""Verdicts that mean damage; ``unreachable`` is not damage, because the copies may be good."""
 
 IN_LIMBO = "in limbo: the bookie may have lost them"
-"""The detail of a verdict about missing entries, if the bookie may have lost them."""
+"""The detail of a verdict about missing entries, if the bookie may have lost these entries."""
 
 REPAIRABLE = ("missing", "misplaced", "corrupt")
 """Verdicts about damage that can be repaired from a good copy."""
@@ -79,7 +79,7 @@ class ReplicaVerdict:
     packet_bytes: int = 0
     """Number of verified bytes; 0 unless the verdict is ``ok``."""
     ranges: tuple[EntryRange, ...] = ()
-    """The entries that the verdict is about; empty if it is ``ok``."""
+    """The entries that the verdict is about; empty if the verdict is ``ok``."""
     found_on: tuple[str, ...] = ()
     """Bookies that store misplaced entries."""
     detail: str = ""
@@ -122,7 +122,7 @@ class ReplicaAudit:
         if any(suspicious):
             current = await self._current(planned)
         if current is None:
-            return []  # it was deleted
+            return []  # the ledger was deleted
         verdicts = []
         if not item.copies:
             verdicts.append(_judge_empty(planned))

@@ -116,7 +116,7 @@ class ReplicaFill:
     async def _find_damage(
         self, copier: EntryCopier, stripe: Stripe, first: int, last: int
     ) -> list[EntryRange]:
-        """Read a window from the bookie alone; return its missing and damaged entries."""
+        """Read a window from the bookie alone; return the window's missing and damaged entries."""
         check = CopyCheck(
             copier.metadata,
             copier.target,
@@ -134,7 +134,7 @@ class ReplicaFill:
 def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stripe, int, int]]:
     """Yield the windows in which a bookie should store entries: stripe, first id and last id.
 
-    Of a window, the bookie should store only the ids of the stripe.
+    The bookie should store only those ids of a window that are in the stripe.
     """
     quorum = quorum_of(metadata)
     for fragment, last in settled_fragments(metadata):
@@ -147,7 +147,7 @@ def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stri
 async def _version_before(
     window: tuple[str, str, Stripe, int, int], watch: FillWatch | None
 ) -> int | None:
-    """Return the mark's version before a window is read; None if the window is known as whole."""
+    """Return the mark's version before a window is read; None if the window is already whole."""
     if watch is None:
         return 0
     if watch.whole.get(window) == watch.wanted:

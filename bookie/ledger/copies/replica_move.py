@@ -4,17 +4,17 @@ For each fragment that names a bookie of `gone`, or has a vacant slot:
 
 1. Placement chooses a newcomer for the slot. The newcomer's incarnation is read from the metadata
    store.
-2. `EntryCopier` verifies and copies the slot's entries. Each add names this incarnation, so no
-   other incarnation accepts it. An accepted entry is durable.
+2. `EntryCopier` verifies and copies the slot's entries. Each add names the newcomer's incarnation,
+   so no other incarnation accepts the add. An accepted entry is durable.
 3. The newcomer lists all entries of the slot. If an entry is missing, the move fails.
 4. One transaction puts the newcomer into the metadata by compare-and-set, with two checks. The
    newcomer's cookie must not have changed, because a newcomer that lost its data has another
    incarnation. The ledger's lock must still be the lock of step 3, because a bookie reclaims copies
    only under this lock.
 
-A newcomer that loses its data *after* step 4 finds the ledger when it lists the ledgers that name
-it. Before step 4, readers and recoveries use the old bookies. So a move that stops at any step does
-no harm. The last fragment of an open ledger belongs to its writer, and no move changes it.
+A newcomer that loses its data *after* step 4 lists its ledgers, and finds this ledger among them.
+Before step 4, readers and recoveries use the old bookies. So a move that stops at any step does no
+harm. The last fragment of an open ledger belongs to its writer, and no move changes it.
 
 Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor incarnations.
 """
@@ -54,7 +54,7 @@ from bookie.ledger.read.verification import list_stored
 from bookie.telemetry import event_log
 
 BEGUN_MAX = 1000
-"""The largest number of unfinished moves that are kept to be continued."""
+"""The largest number of unfinished moves that a process remembers, to continue the moves later."""
 
 SWAPS_MAX = 10
 """Attempts to write the metadata. An attempt fails only if ledger, cookie or lock changed."""
@@ -82,7 +82,8 @@ class _BegunMove:
     """Maps each slot to its newcomer."""
     incarnations: dict[str, str] = field(default_factory=dict)
     following: dict[int, int] = field(default_factory=dict)
-    """Maps a slot to the first entry not copied yet; its newcomer has stored all earlier ones."""
+    """Maps a slot to the first entry not copied yet; the newcomer has stored all earlier
+    entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class _MovedFragment:
     is_swapped: bool = False
     """True if this move put the newcomers into the metadata."""
     entries: int = 0
-    """Entries that were copied, and the bytes of their packets."""
+    """The number of copied entries; `packet_bytes` is the size of their packets."""
     packet_bytes: int = 0
 
 
@@ -107,7 +108,7 @@ class ReplicaMove:
     async def run(
         self, ledger_id: int, gone: Collection[str], lock: RepairLock | None
     ) -> RepairOutcome:
-        """Replace the bookies `gone`, and fill vacant slots, where entries no longer change.
+        """Replace the bookies `gone`, and fill vacant slots, in all fragments that are settled.
 
         One outcome covers all fragments: ``repaired``, ``was-fine``, ``no-spare`` (no bookie may
         replace a bookie of `gone`), ``no-good-copy``, ``refused`` (a newcomer did not accept the
@@ -117,7 +118,8 @@ class ReplicaMove:
         Args:
             ledger_id: the ledger.
             gone: the bookies to replace.
-            lock: the ledger's lock; None only where no bookie reclaims copies, as in a simulation.
+            lock: the ledger's lock. None is allowed only if no bookie reclaims copies, as in a
+                simulation.
 
         Raises:
             MetadataError: the metadata store failed; it is unknown if the metadata was written.
@@ -170,8 +172,8 @@ class ReplicaMove:
     ) -> RepairOutcome:
         """Replace `former` by `newcomer` in one fragment whose entries no longer change.
 
-        Outcomes and errors are those of `run`. The outcome is ``was-fine`` if the fragment no
-        longer names `former`, for example because another worker moved the copy. The outcome is
+        `exchange` has the outcomes and errors of `run`. The outcome is ``was-fine`` if the fragment
+        no longer names `former`, for example because another worker moved the copy. The outcome is
         ``no-spare`` if placement forbids `newcomer`, or if `newcomer` has no readable cookie.
         """
 
@@ -183,7 +185,7 @@ class ReplicaMove:
             metadata = (await self._client.ledgers.read_latest(ledger_id)).value
             for fragment, last in settled_fragments(metadata):
                 if any(map(is_vacant, fragment.bookies)):
-                    continue  # repair fills it first
+                    continue  # repair fills a vacant slot first
                 if fragment.first_entry_id == first_entry_id and former in fragment.bookies:
                     copied = await self._move(metadata, fragment, last, {former}, excluded, lock)
                     if newcomer in excluded:
@@ -213,7 +215,8 @@ class ReplicaMove:
         If a newcomer has no readable cookie, add the newcomer to `excluded`, and move nothing.
         """
         ensembles = self._client.ensembles
-        # Another write quorum gives other entries to the same slots.
+        # With another write quorum, the same slots store other entries, so the key has the write
+        # quorum.
         key = metadata.ledger_id, metadata.c_token, metadata.write_quorum_size, fragment
         slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
         begun = self._begun.get(key)
@@ -222,7 +225,7 @@ class ReplicaMove:
         incarnations: dict[str, str] = {}
         for bookie_id in begun.newcomers.values():
             found = None
-            with suppress(FormatError):  # a damaged cookie tells no incarnation
+            with suppress(FormatError):  # a damaged cookie has no incarnation
                 found = await ensembles.cookies.read_latest(bookie_id)
             if found is None:
                 excluded.add(bookie_id)
@@ -231,7 +234,7 @@ class ReplicaMove:
         if not incarnations.items() <= begun.incarnations.items():
             begun.incarnations, begun.following = incarnations, {}
         self._begun.pop(key, None)
-        self._begun[key] = begun  # as the newest one
+        self._begun[key] = begun  # at the end, as the newest move
         while len(self._begun) > BEGUN_MAX:
             del self._begun[next(iter(self._begun))]
         newcomers = begun.newcomers
@@ -303,9 +306,9 @@ class ReplicaMove:
         """Copy all entries of a slot, and check that the newcomer lists them.
 
         Entries that the newcomer already lists are copied, too, because they may be damaged or not
-        durable yet. The entries below `following[slot]` are an exception: an earlier attempt of
-        this process copied them, so they are copied again only if the newcomer no longer lists
-        them. Between the locks of two attempts, the newcomer may reclaim entries.
+        durable yet. An earlier attempt of this process copied the entries below `following[slot]`.
+        These entries are copied again only if the newcomer no longer lists them. Between the locks
+        of two attempts, the newcomer may reclaim entries.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
         done = following.get(slot, fragment.first_entry_id)

@@ -25,7 +25,7 @@ OPEN_LEDGER_BYTES = 64 * 1024 * 1024
 """Assumed size of an open ledger; only its bookies know the true size."""
 
 WINDOW_ENTRIES = 1 << 16
-"""The size of a window: the ids that a repair handles at once."""
+"""The number of ids in a window; a repair handles one window at a time."""
 
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
@@ -227,7 +227,7 @@ def runs_by_residue(
 
 
 def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
-    """Sort ranges, and join those that touch or overlap."""
+    """Sort ranges, and join ranges that touch or overlap."""
     joined: list[EntryRange] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:

@@ -32,7 +32,7 @@ class CopyDamage:
     bookie_id: str
     ranges: tuple[EntryRange, ...]
     found_on: tuple[str, ...] = ()
-    """Bookies that have the entries although they should not."""
+    """Bookies that have the entries, but should not store these entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class ReplicaRepair:
         if not await self._marks.acquire(ledger_id):
             return _all(ledger_id, damages, "locked")
         try:
-            # Read the mark under the lock: before, others may add to it. A later change keeps it.
+            # Read the mark under the lock, because other processes may have added bookies before.
+            # If the mark changes after this read, `mark_replicated` keeps the mark.
             mark = await self._marks.find(ledger_id)
             marked = {damage.bookie_id for damage in damages}
             marked |= set() if mark is None else set(mark.replicas)
@@ -134,9 +135,9 @@ class ReplicaRepair:
     async def _find_damage(
         self, metadata: LedgerMetadata, damage: CopyDamage, copier: EntryCopier
     ) -> tuple[list[EntryRange], str]:
-        """Return the damaged entries that the bookie must store now, or why they are unknown."""
+        """Return the damaged entries that the bookie must store now, or why the check failed."""
         try:
-            # An older process of the bookie may still answer, and proves nothing.
+            # Name the incarnation, because an older process of the bookie may still answer.
             incarnation = await copier.incarnation()
         except FormatError as error:
             return [], str(error)

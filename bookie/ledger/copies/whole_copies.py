@@ -36,7 +36,7 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
     cookie count, because an older process of the bookie may still answer.
 
     Args:
-        client: the client whose connections are used.
+        client: the client with the connections to bookies.
         metadata: the metadata of the ledger.
         silent: bookies that are not asked, because they did not answer before. `find_lack` adds a
             bookie that does not answer.
@@ -80,7 +80,7 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
 
 
 async def find_unreadable(client: LedgerClient, metadata: LedgerMetadata, pace: Pace) -> str:
-    """Describe the first entries of which no bookie has an intact copy; "" if there are none.
+    """Describe the first entries of which no bookie has an intact copy; "" if all have a copy.
 
     One bookie of each write set is read. Another bookie is read only for entries whose copies on
     the earlier bookies are missing or damaged.
@@ -115,7 +115,7 @@ async def _still_unread(
     incarnations: Incarnations,
     pace: Pace,
 ) -> list[EntryRange]:
-    """Read the `wanted` entries of a slot; return the `wanted` entries without a good copy yet."""
+    """Read a slot's `wanted` entries; return all `wanted` entries that still need a good copy."""
     if not wanted:
         return []
     stripe = quorum_of(metadata).stripe_of(slot)

@@ -42,8 +42,7 @@ class Quarantine:
         start."""
 
     def put(self, bookie_id: str) -> None:
-        """Quarantine a bookie for a random time, so that clients return to it at different
-        times."""
+        """Quarantine a bookie for a random time; so clients use it again at different times."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)

@@ -61,7 +61,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.
-        WrongClusterError: a bookie refused the caller.
+        NotPermittedError, WrongClusterError, BadRequestError: a bookie refused the caller.
         ClientClosedError: the client was closed.
     """
     quorum = Quorum.of(metadata)
@@ -74,7 +74,8 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
         for _ in range(metadata.ensemble_size):
             slot, answer = await calls.next()
             if answer.status in _CALLER_TO_BLAME:
-                # The calls of a closed client end as if they had failed.
+                # After the client was closed, calls fail with such a status, too: raise
+                # ClientClosedError.
                 pool.require_open()
                 raise error_for_status(answer.status, answer.message)
             if answer.status is Status.OK or answer.status.is_definite_negative:
@@ -181,7 +182,7 @@ class Follower:
 
     def _on_hint(self, slot: int, state: LacState) -> None:
         if state.key_tag not in (b"", self._key_tag):
-            return  # another ledger has this id; bookies of an older version do not tell
+            return  # another ledger has this id; bookies of older versions send no tag
         known = self._hints.get(slot)
         if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
             self._hints[slot] = state

@@ -100,7 +100,7 @@ class ReaderHandle:
         return self.last_add_confirmed
 
     async def refresh(self) -> int:
-        """Look for newer metadata and a newer LAC; return `last_entry_id`.
+        """Read the ledger's metadata and LAC again; return `last_entry_id`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -143,7 +143,7 @@ class ReaderHandle:
     async def read_batches(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read like `read`, but several entries at a time, for speed. Raises like `read`."""
+        """Read like `read`, with the same errors, but several entries at a time, for speed."""
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         async with aclosing(self._batches(first_entry_id, last, self._limits)) as batches:
@@ -281,7 +281,7 @@ class ReaderHandle:
 
         By default, the read starts at the ledger's first entry, as `bookie ledger tail` does. Pass
         `last_entry_id + 1` as `start` to get new entries only. The read yields new entries as soon
-        as their writer has published that they are confirmed. The sequence of entries has no gaps
+        as their writer has published a LAC that confirms them. The sequence of entries has no gaps
         and no repetitions. Close the generator, or leave the loop, to stop.
 
         Raises:
@@ -294,7 +294,7 @@ class ReaderHandle:
                     yield entry
 
     async def tail_batches(self, start: int = 0) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read like `tail`, but several entries at a time, for speed. Raises like `tail`."""
+        """Read like `tail`, with the same errors, but several entries at a time, for speed."""
         if checked_entry_id(start, "start") < 0:
             raise BadRequestError(f"a tail cannot start at entry {start}")
         self._pool.require_open()
@@ -336,7 +336,8 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        # No bookie returned a confirmed entry; only newer metadata can explain this.
+        # No bookie returned a confirmed entry. Only newer metadata can explain this, so sync the
+        # store.
         self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 

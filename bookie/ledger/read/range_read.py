@@ -31,12 +31,12 @@ AHEAD_MAX = 2
 """The largest number of deliveries fetched before the consumer asks."""
 
 READ_ENTRIES_MAX = 4096
-"""The number of entries in one answer, equal to a bookie's default limit. Their verification blocks
-the event loop for about a millisecond."""
+"""The largest number of entries in one answer, equal to a bookie's default limit. The verification
+of so many entries blocks the event loop for about a millisecond."""
 
 SPAN_BYTES = 2 * 1024 * 1024
-"""The intended number of packet bytes in a span. Each answer has a fixed cost at both ends.
-Compared with answers of 1 MiB, this saves a fifth of the time at both ends."""
+"""The intended number of packet bytes in a span. Each answer has a fixed cost for client and
+bookie: with answers of 1 MiB, both need a quarter more time."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """The largest number of packet bytes in one answer; spans are planned smaller, so that varying
@@ -96,7 +96,7 @@ class RangeRead:
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
         self._timers.abandon()
-        # The call that gave the last answer has ended, though its task may not be done yet.
+        # The task of the last answer may not be done yet; to cancel this task is harmless.
         calls = [call for call in self._calls if not call.done()]
         for call in calls:
             call.cancel()

@@ -2,7 +2,7 @@
 
 While one span is verified, the bookie sends the next span. Each span is a separate `RangeRead`,
 with its own replicas and failures. Entries are delivered in the order of ids. A span is about as
-long as one answer. A span is a range of ids; the sizes of earlier entries tell how many ids fill an
+long as one answer. A span is a range of ids. The sizes of earlier entries show how many ids fill an
 answer.
 """
 
@@ -28,7 +28,7 @@ FIRST_SPAN_ENTRIES = 64
 
 
 class ReadAhead:
-    """One read of ``first_entry_id … last_entry_id``; all of these entries are confirmed."""
+    """One read of the entries ``first_entry_id … last_entry_id``, in the order of ids."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class ReadAhead:
         self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
-        """The largest number of concurrent spans; 1 after a bookie had no room for several."""
+        """The largest number of concurrent spans; 1 after a bookie had no room for several
+        answers."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 

@@ -1,9 +1,9 @@
 """Plans reads: chooses a replica for each range of ids, and another replica after a failure.
 
-A read covers ids ``first … last``, which are all confirmed. The caller has limited `last` to the
-LAC, or to the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
-by windows of ids. The entries of a window are delivered in id order. The event `Continue` fetches
-the next window.
+A read covers ids ``first … last``. Except in `ReaderHandle.read_unconfirmed`, all of these ids are
+confirmed: the caller has limited `last` to the LAC, or to the last entry of a closed ledger. The
+read proceeds by fragments, and within a fragment by windows of ids. The entries of a window are
+delivered in id order. The event `Continue` fetches the next window.
 
 The ids of a window that share a write set form a **part**: one part without striping, otherwise one
 per class. One replica serves a part as long as it returns entries. After any failure for the next
@@ -13,7 +13,8 @@ with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica
 the read waits for the shortest pause that a replica asked for. The read waits at most
 `rate_patience_seconds` for one id. The read fails only if all replicas failed for the same id. If
 all replicas answered that they do not have the entry, the read ends with `NoSuchEntryError`.
-Otherwise the read asks all replicas a few times more, and then ends with an error of a replica.
+Otherwise the read asks all replicas again, in `attempts_max` rounds, and then ends with the error
+of one replica.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """A bookie answered, or failed with `Status.IO_ERROR`; `entries` are the verified `batch`.
+    """A bookie answered, or the call failed; `entries` are the verified entries of `batch`.
 
     If an entry's digest fails, `batch` and `entries` end before this entry, `next_entry_id` is its
     id, and `stopped_by` is `Status.BAD_CHECKSUM`.
@@ -89,7 +90,7 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """No replica could return some entry; the entries delivered earlier are correct."""
+    """No replica could return the next entry; the entries delivered earlier are correct."""
 
     error: BookieError
 
@@ -110,7 +111,7 @@ class ReaderLimits:
     rate_patience_seconds: float = 60.0
     """The time for which one id may wait for bookies whose rate is used up."""
     striped_window_entries: int = 4096
-    """The number of ids fetched at once from a striped ledger, because the reader sorts them."""
+    """The largest window of a striped ledger, in ids; the reader sorts the entries of a window."""
 
 
 @dataclass(slots=True)
@@ -128,15 +129,15 @@ class _Part:
     """Maps a slot to the reason why it failed to serve `position` in this round."""
     attempts: int = 0
     retries_after: dict[int, float] = field(default_factory=dict)
-    """Maps a slot that named a time in this round to that time, in seconds."""
+    """Maps a slot to the pause, in seconds, that its bookie asked for in this round."""
     waited_seconds: float = 0.0
-    """The times that `position` has waited for bookies whose rate is used up."""
+    """The seconds that `position` has waited for bookies whose rate is used up."""
     requests: dict[int, int] = field(default_factory=dict)
     """Maps the number of a request under way to its slot."""
 
 
 class LedgerRead:
-    """One read of a range of confirmed entries. Other code must not change the fields."""
+    """One read of a range of entries. Other code must not change the fields."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class LedgerRead:
         limits: ReaderLimits | None = None,
         quorum: Quorum | None = None,
     ) -> None:
-        """Pass a `quorum` that was already built for `metadata`, because building is costly."""
+        """Pass `quorum` if it was already built for `metadata`, because building it is costly."""
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
@@ -158,11 +159,12 @@ class LedgerRead:
         """The first id that is not delivered yet."""
         self.last_entry_id = last_entry_id
         self.replica = replica % metadata.write_quorum_size
-        """The position in a write set of the replica to ask first; readers should differ."""
+        """The write set's position that is asked first; several readers should use different
+        positions."""
         self.bookies: Sequence[str] = ()
         self.parts: list[_Part] = []
         self.suspects = suspects
-        """Slots that recently failed or were silent, which are asked last."""
+        """Slots that recently failed or were silent, as a bit mask; these slots are asked last."""
         self.ended = False
         self._requests_made = 0
 

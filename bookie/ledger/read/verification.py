@@ -32,7 +32,7 @@ class VerifiedRead:
     stopped_by: Status = Status.OK
     message: str = ""
     retry_after_ms: int = 0
-    """With TOO_MANY_REQUESTS: when the bookie wants to be asked again; 0 if it does not say."""
+    """With TOO_MANY_REQUESTS: the pause in ms that the bookie asks for; 0 if it asks for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ async def list_stored(
     *,
     incarnation: str = "",
 ) -> list[tuple[int, int]]:
-    """Ask a bookie which ids from `first` to `last` (-1: the end) it stores; return ranges.
+    """Return the ranges of ids from `first` to `last` (-1: the end) that a bookie lists as stored.
 
     If `incarnation` is not empty, only a bookie of this incarnation answers.
 
@@ -158,7 +158,8 @@ async def list_stored(
         except NoSuchLedgerError:
             return []
         except TooManyRequestsError as error:
-            # A bookie admits a listing before its first page.
+            # A bookie refuses a listing only before the first page, so `ranges` has nothing of this
+            # listing.
             waited += error.retry_after_seconds
             if not error.retry_after_seconds or waited > pool.settings.rate_patience_seconds:
                 raise

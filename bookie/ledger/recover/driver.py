@@ -57,7 +57,7 @@ _log = event_log(__name__)
 
 ADDS_BEHIND_MAX = 32
 """The largest number of unanswered batches per bookie. Without this limit, batches for a dead
-bookie would fill the memory while an ack quorum of the others continues."""
+bookie would fill the memory while an ack quorum of other bookies continues."""
 
 
 async def recover_ledger(
@@ -68,10 +68,11 @@ async def recover_ledger(
 ) -> Versioned[LedgerMetadata]:
     """Fence a ledger, find its end, and close it there; return its final metadata.
 
-    The closed ledger has every acknowledged entry of its writer on an ack quorum. A closed ledger
-    stays unchanged. If too few bookies of the last ensemble store the found entries, other bookies
-    take over, and the closed ledger names them. After a cancellation or a failure the ledger may
-    stay IN_RECOVERY; any client may then start another recovery.
+    The closed ledger has every acknowledged entry of its writer on an ack quorum. A ledger that is
+    already closed stays unchanged. If too few bookies of the last ensemble store the found entries,
+    other bookies take over slots. The metadata of the closed ledger names these bookies. After a
+    cancellation or a failure the ledger may stay IN_RECOVERY; any client may then start another
+    recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
@@ -120,9 +121,9 @@ class _RecoveryDriver:
         self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations = Incarnations(ensembles.cookies)
-        """The accepted incarnations: those read after the ledger was marked IN_RECOVERY."""
+        """The incarnations whose answers count, read after the ledger was marked IN_RECOVERY."""
         self._failing: set[str] = set()
-        """Bookies that failed to store entries; they take over no slot."""
+        """Bookies that failed to store entries; these bookies take over no slot."""
         self._adds_behind: Counter[str] = Counter()
 
     def begin(self, effect: RecoveryEffect) -> None:
@@ -175,7 +176,7 @@ class _RecoveryDriver:
             incarnation = await self._incarnations.of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             timeout = self._pool.settings.read_timeout_seconds
-            # A read that does not fence may be held to a rate.
+            # A bookie may limit the rate of reads that do not fence.
             reply = await patiently(
                 lambda: channel.read(command, timeout=timeout, incarnation=incarnation),
                 self._pool.settings.rate_patience_seconds,
@@ -230,7 +231,7 @@ class _RecoveryDriver:
         return NewcomersChosen(newcomers)
 
     async def _meet(self, bookie_id: str) -> bool:
-        """Read a newcomer's incarnation before its first request; return False without a cookie.
+        """Read a newcomer's incarnation before its first request; return False if this fails.
 
         The incarnation is remembered until the close, because another incarnation of the newcomer
         may have lost entries that it acknowledged.
@@ -261,8 +262,8 @@ class _RecoveryDriver:
                 return NewcomersLost(tuple(lost))
             written = await self._ledgers.write(effect.metadata, effect.version, conditions)
         except BadVersionError:
-            # Either the ledger or a cookie has changed. A bookie's cookie also changes at each
-            # start of the bookie.
+            # Either the ledger or a newcomer's cookie has changed. A cookie also changes at each
+            # start of its bookie.
             return MetadataConflict()
         except BookieError as error:
             return MetadataFailed(error)

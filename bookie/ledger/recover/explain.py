@@ -1,4 +1,4 @@
-"""Explains how a recovery would end, without running one.
+"""Explains how a recovery would end, without running a recovery.
 
 An explanation changes nothing: bookies, metadata and entries stay as they are. The explanation asks
 the bookies of the last ensemble for their LAC, for information about themselves, and for entries
@@ -48,7 +48,8 @@ from bookie.metadata.versioned import Versioned
 _NO_ANSWER = "no answer"
 
 RANDOM_ORDERS = 30
-"""The number of random answer orders to try for a striped ledger, besides the two extremes."""
+"""The number of random answer orders to try for a striped ledger, besides the two extreme
+orders."""
 
 _Order = Callable[[ForecastAnswer], tuple[bool, float]]
 """A sort key that decides which answer of a round comes first."""
@@ -223,7 +224,7 @@ class _Inquiry:
             if wanted <= self._horizon:
                 last = self._horizon
             elif probe.findings.is_definite:
-                # The bookie's first answer denied every entry beyond its last one.
+                # The bookie's first answer denied every entry beyond the bookie's last entry.
                 return _unread(effect, Status.NO_SUCH_ENTRY)
         command = read_command(
             self._metadata,
@@ -249,7 +250,7 @@ class _Inquiry:
         return read_answered(effect, told)
 
     async def held(self) -> Mapping[str, list[tuple[int, int]]]:
-        """Ask each bookie which ids beyond the LAC it stores; return them as ranges."""
+        """Return the ranges of ids beyond the LAC that each bookie lists as stored."""
         lac = self.last_add_confirmed
         if lac >= self._horizon:
             return {}
@@ -260,7 +261,7 @@ class _Inquiry:
     async def _listed(
         self, bookie_id: str, first: int = 0, last: int = NO_ENTRY
     ) -> list[tuple[int, int]]:
-        """Ask a bookie for the ids that it stores, as ranges; return none if it does not answer."""
+        """Return the ranges of ids that a bookie lists as stored; none if it does not answer."""
         try:
             return await list_stored(self._pool, bookie_id, self._metadata, first, last)
         except BookieError as error:

@@ -21,17 +21,17 @@ class SlotFindings:
     slot: int
     bookie_id: str
     registration: str
-    """How the bookie is registered: ``writable``, ``read-only`` or ``none``."""
+    """The bookie's registration: ``writable``, ``read-only`` or ``none``."""
     answer: str
     """``ok``, or the reason why the answer does not count, like ``no answer`` or ``in limbo``."""
     is_definite: bool
     """True if a recovery would count this answer."""
     fenced: bool | None = None
-    """True if the bookie reports that it has fenced the ledger; None if it does not report."""
+    """True if the bookie reports that it has fenced the ledger; None without a report."""
     last_add_confirmed: int | None = None
-    """The highest LAC that the bookie knows; None if it does not report one."""
+    """The highest LAC that the bookie knows; None if the bookie reports no LAC."""
     last_entry_id: int | None = None
-    """The last entry that the bookie proved; None without one."""
+    """The last entry that the bookie proved; None if the bookie proved no entry."""
     incarnation: str = ""
     """Incarnation of the bookie's running process; empty if unknown."""
     registered_incarnation: str = ""
@@ -90,7 +90,7 @@ class LedgerExplanation:
     end at another entry, but never below the LAC.
     """
     slots: tuple[SlotFindings, ...] = ()
-    """The slots of the last ensemble; empty if the ledger is closed, and no bookie is asked."""
+    """The slots of the last ensemble; empty for a closed ledger, because no bookie is asked."""
     last_add_confirmed: int = NO_ENTRY
     """The highest LAC that an answer proved, or the entry before the last fragment."""
     tail: tuple[TailRange, ...] = ()
@@ -109,7 +109,7 @@ class LedgerExplanation:
         return tuple(slot.bookie_id for slot in self.slots if slot.fenced)
 
     def verdict(self) -> list[str]:
-        """Describe the outcome of a recovery in sentences."""
+        """Describe the expected outcome of a recovery, as a list of sentences."""
         found = self.metadata
         if found.is_closed:
             end = "without an entry"

@@ -31,7 +31,7 @@ so no LAC exceeds the last entry that the writer had acknowledged.
 
 Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
 stored on other bookies; only the compare-and-set that closes the ledger names these bookies
-(`recovery_tail`). The other bookies take over from the first entry that is not yet on an ack
+(`recovery_tail`). The other bookies take over slots from the first entry that is not yet on an ack
 quorum. Other bookies never take over entries of an earlier fragment, because reading starts in the
 last fragment. After a recovery that stopped early, the next recovery uses none of its results.
 
@@ -121,7 +121,8 @@ class RecoveryLimits:
     retry_seconds: float = 0.5
     """The pause before the next round of requests."""
     reread_seconds: float = 0.05
-    """The first pause after a failed compare-and-set; it doubles up to `retry_seconds`."""
+    """The first pause after a failed compare-and-set; later pauses double, up to
+    `retry_seconds`."""
 
 
 class LedgerRecovery:
@@ -135,7 +136,8 @@ class LedgerRecovery:
         self.limits = limits or RecoveryLimits()
         self.quorum = Quorum.of(metadata)
         self.tail = RecoveryTail.of(metadata)
-        """The fragments of re-added entries; the stored metadata gets them only at the close."""
+        """The fragments of re-added entries; the metadata store gets these fragments only at the
+        close."""
         self.state = RecoveryState.MARKING
         self.round = 0
         """Number of the last round of requests; an answer to an earlier round is ignored."""
@@ -151,9 +153,11 @@ class LedgerRecovery:
         self.next_entry_id = 0
         """Every entry below this id exists on an ack quorum, or was acknowledged."""
         self.length: int | None = None
-        """Length of the ledger up to `next_entry_id` - 1; None until a verified packet has it."""
+        """Length of the ledger up to `next_entry_id` - 1; None until a verified packet proves
+        it."""
         self.denied: dict[int, int] = {}
-        """Maps an entry id, from `next_entry_id` on, to the slots that denied it when fencing."""
+        """Maps an entry id, from `next_entry_id` on, to the slots that denied it on a fencing
+        read."""
         self.silence = "no bookie answered"
         """The last answer that was neither success nor a denial, for the error message."""
         self._found: dict[int, EntryBatch] = {}
@@ -235,7 +239,8 @@ class LedgerRecovery:
             case RecoveryState.READING:
                 return self._read()
             case RecoveryState.READDING:
-                # An answer of the former bookie must not count as one of its newcomer.
+                # During a choice of newcomers, send nothing: a former bookie's answer must not
+                # count as the newcomer's answer.
                 return self._send_adds() if self._offered is None else []
             case RecoveryState.MEASURING:
                 return self._measure()
@@ -304,7 +309,7 @@ class LedgerRecovery:
                 self.next_entry_id,
                 MAX_ID,
                 self.quorum.stripe_of(slot),
-                # Without a fence, an acknowledgement could follow a denial.
+                # Without a fence, the bookie could deny the entry and store it later.
                 fence=True,
             )
             for slot in slots_of(self.waiting)
@@ -339,8 +344,8 @@ class LedgerRecovery:
         run = run_from(entry_id, list(self._found.values()))
         if run is not None:
             # In a striped ledger, a run is short while the bookies of the following entry have not
-            # answered. One of these bookies suffices, so a silent bookie does not delay the others'
-            # entries.
+            # answered. An answer of one of these bookies suffices, so a silent bookie does not
+            # delay the entries of other bookies.
             following = quorum.write_mask(run.last_entry_id + 1)
             is_whole = following & self._heard or not following & self.waiting
             return self._readd(run) if is_whole else []
@@ -502,11 +507,11 @@ class LedgerRecovery:
             )
         if metadata.last_fragment == self.tail.frozen:
             return self._close()
-        # The entries were stored on bookies that the metadata no longer names.
+        # The recovery stored entries on bookies that the metadata no longer names.
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Restart with FENCING, at most a few times; all results so far are dropped."""
+        """Drop all results so far and restart with FENCING; fail after too many restarts."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

@@ -1,7 +1,8 @@
 """Events and effects of the recovery's state machine; `recovery` says when and why they occur.
 
 Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
-answers each send exactly once: transport failures and timeouts count as `Status.IO_ERROR`.
+answers each send exactly once: a call that fails or times out is an answer with the status of its
+error.
 """
 
 from __future__ import annotations
@@ -140,12 +141,12 @@ class SendAdd:
 class PublishNewcomers:
     """Do `WriteMetadata`, on condition that no newcomer has lost acknowledged entries.
 
-    The write must fail if a newcomer has another incarnation than when it was chosen. The check of
-    incarnations and the write must be one step of the store. A bookie that may have lost data
-    renews its incarnation, and then puts every ledger that names it in limbo. The metadata names a
-    newcomer only after this write. So a separate check before the write would miss a newcomer that
-    loses its data between the check and the write. A check after the write would find the loss too
-    late, because the write cannot be undone.
+    The write must fail if a newcomer's incarnation has changed since the newcomer was chosen. The
+    check of incarnations and the write must be one step of the store. A bookie that may have lost
+    data renews its incarnation, and then puts every ledger that names the bookie in limbo. The
+    metadata names a newcomer only after this write. So a separate check before the write would miss
+    a newcomer that loses its data between the check and the write. A check after the write would
+    find the loss too late, because the write cannot be undone.
 
     The answer is `NewcomersLost`, or one of the answers to `WriteMetadata`.
     """

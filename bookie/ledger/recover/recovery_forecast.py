@@ -1,18 +1,18 @@
-"""Forecasts the decision of a recovery, without running one.
+"""Forecasts the decision of a recovery, without running a recovery.
 
 `RecoveryForecast` runs the recovery's own state machine, so forecast and recovery make the same
 decisions. The forecast carries out no effect of the machine: writes of metadata count as done, and
 adds are answered from the known state of the bookies. The driver answers the machine's remaining
-questions with calls that change nothing: instead of a fence it reads the LAC, and instead of a read
-that fences it makes a plain read.
+questions with calls that change nothing. The driver reads the LAC instead of fencing, and its reads
+do not fence.
 
 Without fences, a bookie's denial of an entry holds only for the moment: a live writer may still
 store the entry, and get it acknowledged.
 
 A forecast simulates one attempt. The driver chooses the order of the answers, and this order may
-change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps an entry
-beyond the LAC if a bookie that has it answers before enough others deny it. For a ledger that is
-not striped, `lowest_first` and `highest_first` are the extreme orders.
+change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps such an
+entry if one of these bookies answers before enough other bookies deny the entry. For a ledger that
+is not striped, `lowest_first` and `highest_first` are the extreme orders.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from bookie.ledger.recover.recovery_events import (
 )
 
 Question = SendFence | SendRecoveryRead | ChooseNewcomers
-"""Questions for bookies, always asked without a fence, even if the effect has one."""
+"""Questions for bookies; the driver asks without a fence, even if the effect demands a fence."""
 
 ForecastAnswer = FenceAnswered | RecoveryReadAnswered | NewcomersChosen
 
@@ -75,7 +75,7 @@ class Shortfall:
     missing: tuple[str, ...]
     """Bookies of the write set without a useful answer so far."""
     needed: int
-    """The smallest number of `missing` bookies that must still help."""
+    """The smallest number of `missing` bookies that must still give a useful answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return whether an answer is definite, and the last entry (or the LAC) that it contains."""
+    """Return True if an answer is definite, else False; and the answer's last entry or LAC."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac
@@ -141,7 +141,7 @@ class RecoveryForecast:
         return self._feed(Start())
 
     def answer(self, answer: ForecastAnswer) -> list[Question]:
-        """Process one answer, or ignore a late one; return the next questions."""
+        """Process an answer, unless it is too late; return the next questions."""
         return self._feed(answer)
 
     def _feed(self, event: RecoveryEvent) -> list[Question]:

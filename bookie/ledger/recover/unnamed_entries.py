@@ -37,7 +37,7 @@ async def find_unnamed_entries(
         metadata: the metadata of a ledger that is not closed.
     """
     members = metadata.last_fragment.bookies
-    # Ask the others first: the members know all entries that a live writer adds meanwhile.
+    # Ask the other bookies first, because a live writer may add entries on the members meanwhile.
     others = await _last_entries(pool, sorted(set(registered) - set(members)), metadata)
     bookie_id, last = max(others.items(), key=lambda one: one[1], default=("", NO_ENTRY))
     if last == NO_ENTRY:
@@ -54,7 +54,7 @@ async def find_unnamed_entries(
 async def _last_entries(
     pool: BookiePool, names: Iterable[str], metadata: LedgerMetadata
 ) -> dict[str, int]:
-    """Return each bookie's last listed entry in the last fragment; -1 if it lists no entry."""
+    """Return each bookie's last listed entry in the last fragment; -1 for a bookie without one."""
 
     async def last_of(bookie_id: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Queues payloads in id order, with the futures of their callers, until batches carry them.
+"""Queues payloads in id order, with their callers' futures, until the writer takes the payloads.
 
 The queue collects payloads in a *group*, which becomes one batch. A group is complete when it is
 full (by entries or bytes), or when the writer takes it. So one batch carries the appends of one
@@ -58,7 +58,8 @@ class PendingAppends:
         self.packed_bytes = 0
         """Size of the batch, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
-        """Futures of the callers; each is for one entry, or for many that end in this group."""
+        """Futures of the callers; each is for one entry, or for many entries that end in this
+        group."""
         self.outcomes: list[int | range] = []
         """The result of each future: an entry id, or a range of ids."""
 
@@ -69,9 +70,9 @@ class PendingAppends:
         self.payloads += payloads
 
     def succeed(self) -> None:
-        """Set the results of the futures, after all entries of the group became durable."""
+        """Set the results of the futures, after the batch was confirmed."""
         for future, outcome in zip(self.futures, self.outcomes, strict=True):
-            # A cancelled waiter gets no result; its entry is written anyway.
+            # A cancelled caller gets no result, but its entry is written.
             if not future.done():
                 future.set_result(outcome)  # type: ignore[arg-type]
 
@@ -87,7 +88,7 @@ class AppendQueue:
 
     def __init__(self, digest_size_bytes: int, entries_max: int, bytes_max: int) -> None:
         self.overhead_bytes = HEADER_SIZE_BYTES + digest_size_bytes
-        """Bytes of an entry besides its payload."""
+        """Size of an entry's header and digest, in bytes."""
         self.payload_bytes_max = ENTRY_SIZE_BYTES_MAX - self.overhead_bytes
         self._entries_max = entries_max
         self._bytes_max = bytes_max
@@ -135,7 +136,7 @@ class AppendQueue:
         self._open.outcomes.append(range(first, self.next_entry_id))
 
     def _cut(self, payloads: list[bytes], sizes: list[int], _: int, prefix: bytes) -> None:
-        """Fill the open group, and as many groups after it as are needed."""
+        """Add the payloads to the open group, and to as many new groups as necessary."""
         overhead, count = self.overhead_bytes + len(prefix), len(payloads)
         ends = list(accumulate(sizes, initial=0))
         start = 0

@@ -67,7 +67,7 @@ def _final(error: BookieError, text: str) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """Return the error of a batch that got no ack quorum in time; `causes` has bookies' reasons.
+    """Return the error of a batch without an ack quorum in time; `causes` has the bookies' reasons.
 
     `limit_spent` is the limit of ensemble changes per minute if it prevented a replacement;
     otherwise 0.

@@ -1,7 +1,7 @@
 """Delivers batches to the bookies of an ensemble: sends, confirmations and releases.
 
-This module decides nothing about the ledger. `writer` says which slots failed, which slots are new,
-and which slots do not count during an ensemble change.
+The module `writer` decides which slots failed, which slots are new, and which slots do not count
+during an ensemble change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Delivery:
         self.countable = _EVERY_SLOT
         """The slots whose acknowledgements count: all slots except those that a change replaces."""
         self.held_from = _LATER_THAN_ALL
-        """The first entry of a change under way; later entries are kept for the newcomers."""
+        """The first entry of a change under way; this and later entries are kept for the
+        newcomers."""
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class Delivery:
             self.release_if_done(batch, effects)
 
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
-        """Make room for appends: skip bookies for which the oldest batches wait in vain.
+        """Make room for appends: skip bookies that delay the release of the oldest batches.
 
         Only bookies with broken streams are skipped. With `is_store_away`, also release batches
         that wait only for an ensemble change.
@@ -125,7 +126,7 @@ class Delivery:
             if missing:
                 effects += self.skip(missing)
             elif is_store_away:
-                # The newcomers will lack this batch, like a skipped bookie. Otherwise, appends
+                # The newcomers will lack this batch, as a skipped bookie would. Otherwise, appends
                 # would stop while the metadata store is unreachable.
                 self._release(oldest, effects)
             else:
@@ -167,7 +168,7 @@ class Delivery:
         """Drop the acknowledgements of bookies that may have lost their data."""
         effects: list[WriterEffect] = []
         for slot in slots_of(slots & ~self.slots.lost):
-            self.epochs[slot] += 1  # answers in flight are about lost data
+            self.epochs[slot] += 1  # ignore answers in flight, which are about lost data
             self.slots.lose(slot)
             effects += [CancelTimer(("retry", slot)), *self.pacing.end(slot)]
             if self.deferred is not None:
@@ -218,7 +219,7 @@ class Delivery:
     # -- an ensemble change ------------------------------------------------------------------------
 
     def hold(self, change: EnsembleChange) -> None:
-        """Stop counting the slots that a proposed change replaces, and retain its entries."""
+        """Stop counting the slots that `change` replaces; keep batches from its first entry on."""
         self.countable = ~change.replaced
         self.held_from = change.first_entry_id
 
@@ -229,7 +230,7 @@ class Delivery:
         self._release_done(effects)
 
     def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        """Put newcomers into slots; they store only entries from the change's first entry on."""
+        """Put newcomers into slots; a newcomer stores entries from the change's first entry on."""
         replaced = change.replaced
         effects: list[WriterEffect] = []
         for slot in change.newcomers:

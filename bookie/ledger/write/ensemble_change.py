@@ -7,8 +7,9 @@ old metadata or the proposed metadata. The following rule keeps entries safe:
     For every acknowledged entry, at least Qa holders are members in every version of the metadata
     that the store may hold now.
 
-So during a change, acknowledgements count only from bookies that stay in the ensemble; Qa of them
-confirm a batch. The writer keeps all entries from the change's first entry on for the newcomers.
+So during a change, only acknowledgements of bookies that stay in the ensemble count. A batch is
+confirmed by Qa of these acknowledgements. The writer keeps all entries from the change's first
+entry on for the newcomers.
 
 The writer does not abandon a change while its proposal may still reach the store. The writer
 repeats the identical proposal with the same version, until a compare-and-set succeeds or the
@@ -69,7 +70,8 @@ class EnsembleChange:
             return ChangeOutcome.TAKEN
         if version == self.version:
             return ChangeOutcome.UNDECIDED
-        # A change that keeps the same bookies only had to prove that the ledger was open.
+        # If the change keeps all bookies, both fragments are equal: the change only had to prove
+        # that the ledger was open.
         if found.last_fragment == self.proposal.last_fragment:
             return ChangeOutcome.DONE
         if found.last_fragment == self.before.last_fragment:
@@ -87,7 +89,8 @@ class Replacements:
         self.returning = 0
         """Slots with broken streams that still have time to reconnect."""
         self.urgent = 0
-        """Slots of `returning` with little time left, because an ack quorum needs them."""
+        """Slots of `returning` with a shorter time to reconnect, because an ack quorum needs
+        them."""
         self.is_choosing = False
         """True if newcomers were requested and the answer has not arrived."""
         self.lacks_spares = False

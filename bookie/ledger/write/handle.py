@@ -83,7 +83,7 @@ _log = event_log(__name__)
 
 
 class LacSent:
-    """A LAC published without entries, which is kept until every reader can learn it."""
+    """A LAC that was sent without entries; a closing client waits until readers can learn it."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
@@ -152,7 +152,7 @@ class WriterHandle:
         """The group of appends that the next `SendBatch` packs."""
         self._unconfirmed: dict[int, PendingAppends] = {}
         self._requests: dict[int, dict[int, Request]] = {}
-        """The encoded requests, by batch and slot, kept so that they can be resent."""
+        """The encoded requests, by batch and slot, kept for a resend."""
         self._in_flight = InFlightWindow(
             settings.in_flight_entries_max, settings.in_flight_bytes_max
         )
@@ -171,7 +171,8 @@ class WriterHandle:
         self._forcers: list[asyncio.Future[None]] = []
         self._flushers = ConfirmationWaiters()
         self._acknowledged_id = self.last_entry_id
-        """The id of the last entry whose append has returned; with deferred sync beyond the LAC."""
+        """The id of the last entry whose append has returned; with deferred sync, it may exceed the
+        LAC."""
         self._lanes = WriterLanes(
             self,
             self._ledger_id,
@@ -185,7 +186,7 @@ class WriterHandle:
         lanes: WriterLanes | None = getattr(self, "_lanes", None)
         if lanes is None or not lanes.is_used or self._loop.is_closed():
             return
-        # The garbage collector may call this in any thread.
+        # The garbage collector may call `__del__` in any thread.
         self._loop.call_soon_threadsafe(lanes.leave)
         self._loop.call_soon_threadsafe(self._pool.off_close, self._on_client_closed)
         message = f"the writer of ledger {self._ledger_id} was dropped without close; it stays open"
@@ -519,7 +520,7 @@ class WriterHandle:
                 self._close_failed(error)
             case ChooseNewcomers():
                 found = self._lanes.choose(effect, self.metadata.write_quorum_size)
-                # Defer this event, because the effects after this one come first.
+                # Defer this event, because the effects after `ChooseNewcomers` come first.
                 self._loop.call_soon(self._step, NewcomersChosen(found))
             case ReplaceBookies(bookies):
                 self._skipped &= ~mask_of(bookies)
@@ -546,7 +547,7 @@ class WriterHandle:
             self._lanes.send(slot, request, on_answer)
 
     def _tell_lac(self) -> None:
-        """Publish the LAC if no request has carried it; a failed writer sends no more adds."""
+        """Send the LAC if no request has carried it, because a failed writer sends no more adds."""
         machine = self._machine
         if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
             self._send_lac(machine.last_add_confirmed, machine.slots.up)
@@ -610,8 +611,8 @@ class WriterHandle:
         self._flushers.fail(error)
         self._in_flight.let_all_in()
         self._tell_lac()
-        # The user may drop a fenced writer, so release everything that holds it. A fenced writer
-        # can still be closed.
+        # The user may drop a fenced writer without a close, so drop all references to this writer.
+        # A fenced writer can still be closed.
         self._lanes.leave()
         if self._closers:
             self._schedule_flush()

@@ -1,4 +1,4 @@
-"""The in-flight window of a writer limits unconfirmed appends, and queues callers for room.
+"""The in-flight window of a writer limits unconfirmed appends; callers wait in a queue for room.
 
 Entry ids follow the order of the append calls. So a caller waits in a queue if the window is full,
 or if an earlier caller still waits. `is_blocked` tells a caller to wait.

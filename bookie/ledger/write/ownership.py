@@ -5,7 +5,7 @@ operation what happens, and what ends it
 ========= ==========================================================================================
 check     read the metadata, to find the ledger's owner -> StillOurs, LedgerTaken or CheckFailed
 change    compare-and-set an ensemble change; after a conflict or without an answer, read the
-          metadata, and repeat the same change if the metadata has the version from before
+          metadata, and repeat the same change if the metadata still has the former version
           -> Changed, Overtaken or LedgerTaken
 close     compare-and-set CLOSED; after a conflict, read the metadata, and try again while the
           ledger is OPEN -> CloseDone or CloseRefused
@@ -104,10 +104,10 @@ class LedgerOwnership:
 
     def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
         self.metadata = metadata
-        """The last metadata known to be in force."""
+        """The newest metadata in the store that this writer knows and accepts."""
         self.version = version
         self.change: EnsembleChange | None = None
-        """The ensemble change under way; the store may or may not hold it."""
+        """The ensemble change under way; the store may or may not have its metadata already."""
         self.silence: BookieError | None = None
         """The metadata store's last error during the ensemble change under way."""
         self._limits = limits
@@ -225,8 +225,9 @@ class LedgerOwnership:
             return [], LedgerTaken(id_given_away(found.ledger_id))
         match change.outcome(found, version):
             case ChangeOutcome.UNDECIDED:
-                # Bookies that this proposal does not name could acknowledge another one, while this
-                # one may still arrive.
+                # Repeat the same proposal, because it may still reach the store. The bookies of
+                # another proposal could then acknowledge entries that the ledger's metadata does
+                # not place on them.
                 return [WriteMetadata(change.proposal, change.version)], None
             case ChangeOutcome.DONE:
                 self.metadata, self.version = found, version

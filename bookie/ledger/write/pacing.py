@@ -28,7 +28,7 @@ class PacedSlot:
     is_waiting: bool = True
     """True during the pause that the bookie asked for."""
     retry_after_seconds: float = 0.0
-    """The last pause that the bookie asked for, but not below the shortest pause."""
+    """The last pause that the bookie asked for, but at least `resend_seconds`."""
     allowed: int = 1
     """The number of batches that may be in flight."""
     under_way: frozenset[int] = field(default_factory=frozenset)
@@ -58,7 +58,7 @@ class Pacing:
             paced = self.slots[slot] = PacedSlot()
             effects.append(StartTimer(("patience", slot), self._limits.rate_patience_seconds))
         elif paced.is_waiting:
-            return []  # this is about a request that was sent before
+            return []  # this answers a request from before the pause
         else:
             effects.append(CancelTimer(("paced", slot)))
         paced.is_waiting, paced.allowed, paced.under_way = True, 1, frozenset()
@@ -87,7 +87,7 @@ class Pacing:
     def appended(self) -> list[WriterEffect]:
         """Send waiting batches to paced slots that may have more batches in flight.
 
-        An append does not restart the deadline `paced`, so a silent bookie still misses it.
+        An append does not restart the timer `paced`, so this timer still ends for a silent bookie.
         """
         return [
             effect

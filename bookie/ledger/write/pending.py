@@ -10,8 +10,8 @@ from bookie.ids import NO_ENTRY
 from bookie.ledger.quorum import Quorum
 
 BATCH_ENTRIES_MAX = 4096
-"""The largest number of entries in a batch. Entries of 100 bytes cost a fifth less than in batches
-of 1024; larger batches block the event loop too long."""
+"""The largest number of entries in a batch. In such batches, entries of 100 bytes cost a fifth less
+time than in batches of 1024; larger batches block the event loop too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,14 @@ class WriterLimits:
     unforced_batches_max: int = 4096
     """With deferred sync: number of confirmed batches after which the writer starts a force."""
     eager_batches_max: int = 4
-    """With this many pending batches, an incomplete batch waits; so batches grow with load."""
+    """If this number of batches is pending, an incomplete batch waits; so batches grow with
+    load."""
     retry_seconds: float = 1.0
     """The time after which a dead slot with an open stream is probed."""
     resend_seconds: float = 0.1
     """The shortest pause before a resend to a bookie that answered TOO_MANY_REQUESTS."""
     rate_patience_seconds: float = 60.0
-    """The time for which appends wait for a bookie that answers TOO_MANY_REQUESTS all the time."""
+    """The longest time for which appends wait for a bookie that only answers TOO_MANY_REQUESTS."""
     reread_seconds: float = 0.05
     """The first pause after a failed compare-and-set; each further pause is twice as long."""
     reread_seconds_max: float = 1.0
@@ -42,11 +43,11 @@ class WriterLimits:
     urgent_seconds: float = 0.1
     """The shorter time to reconnect if the other bookies are too few for an ack quorum."""
     spare_seconds: float = 1.0
-    """The pause before the next search for newcomers, after a search that found none."""
+    """The pause before the next search for newcomers, after a search found no newcomer."""
     changes_per_minute_max: int = 20
     """The limit of ensemble changes per minute; 0 never replaces a bookie. Each change counts for a
-    minute from its proposal. An append without an ack quorum waits for this limit, at most for its
-    add timeout."""
+    minute from its proposal. If this limit delays a change, an append without an ack quorum waits,
+    at most for its add timeout."""
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ slot     meaning
 ======== ===========================================================================================
 up       the bookie's stream is open: the writer sends it each new batch at once
 down     the bookie's stream is broken but may reconnect: batches wait while the writer has room
-dead     the bookie failed (by a status or the add timeout): the writer skips it if the others can
-         acknowledge. The slot is up again when the stream reopens, or when the bookie stores a
-         **probe**: a batch that the writer sends from time to time to test the bookie
+dead     the bookie failed (by a status or the add timeout): the writer skips the bookie if other
+         bookies form ack quorums. The slot is up again when the stream reopens, or when the bookie
+         stores a **probe**: a batch that the writer sends from time to time to test the bookie
 lost     dead for ever: the bookie may have lost entries, or reports that the ledger is fenced
 ======== ===========================================================================================
 
@@ -34,12 +34,14 @@ class Slots:
         self.probes: dict[int, int] = {}
         """Maps a dead slot to the unanswered batch that probes it."""
         self.refusals: dict[int, str] = {}
-        """Maps a slot to the reason why its bookie refused an add since it was last trusted."""
+        """Maps a slot to its bookie's last reason to refuse an add; empty after the slot is
+        restored."""
 
         self.fenced = 0
-        """Slots whose bookies answered FENCED; `cause` then reports a fence, not a loss."""
+        """Slots whose bookies answered FENCED; for these slots, `cause` reports a fence, not a
+        loss."""
         self.newcomers = 0
-        """Slots with bookies that are new in the ensemble and were not up yet."""
+        """Slots whose bookies are new in the ensemble, and have not been up yet."""
 
     @property
     def failing(self) -> int:
@@ -66,7 +68,7 @@ class Slots:
         self.probes.pop(slot, None)
 
     def quarantine(self, slots: int) -> int:
-        """Take failed slots out of service; return the slots that were in service before."""
+        """Mark failed slots as dead; return the slots that were not dead before."""
         new = slots & ~self.dead
         self.dead |= slots
         return new
@@ -78,7 +80,7 @@ class Slots:
         self.lost |= 1 << slot
 
     def restore(self, slot: int) -> None:
-        """Put a slot back into service, unless it is lost."""
+        """Mark a slot as no longer dead, unless the slot is lost."""
         if self.lost >> slot & 1:
             return
         self.dead &= ~(1 << slot)
@@ -87,7 +89,7 @@ class Slots:
         self.refusals.pop(slot, None)
 
     def renew(self, slot: int) -> None:
-        """Reset the slot for a new bookie, about which nothing is known."""
+        """Reset a slot for a new bookie, whose state is unknown."""
         keep = ~(1 << slot)
         self.lost &= keep
         self.fenced &= keep

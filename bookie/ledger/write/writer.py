@@ -10,8 +10,8 @@ A batch is confirmed when each of its classes has Qa acknowledgements and all ea
 confirmed; before that, it is **pending**. The last add confirmed (LAC) advances only when a batch
 is confirmed, to the batch's last id. A batch is **retained** until all its slots, except dead
 slots, have acknowledged it. So a bookie that reconnects receives the batches that it missed, and a
-slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as the others can
-acknowledge, and replaces the bookie if there is a spare.
+slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as the other
+bookies form ack quorums, and replaces the bookie if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
@@ -27,10 +27,10 @@ CLOSED   never
 A failed writer (`error` is set) never acknowledges again. A failed writer may still close the
 ledger at its LAC, unless another client took the ledger or confirmed entries are unsynced.
 
-**Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. The ledger
-may still be OPEN and belong to this writer. In this case either the bookie failed, or a client
-fenced the ledger without a recovery. Such a bookie counts as lost, and errors report that it has
-fenced the ledger. If another client has taken the ledger, the writer fails.
+**Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. If the
+ledger is still OPEN and belongs to this writer, the bookie failed, or a client fenced the ledger
+without a recovery. Then the bookie counts as lost, and errors report that the bookie has fenced the
+ledger. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
 The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return
@@ -46,11 +46,12 @@ wait for the next change. When the limit of changes per minute is reached, slots
 Appends continue as long as there is an ack quorum. Appends without an ack quorum wait until a
 change may begin again. If a batch misses its deadline during this wait, the writer ends.
 
-**Epochs.** Each slot has an epoch: answers and events from another epoch are ignored. Only the
-answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the ledger.
+**Epochs.** Each slot has an epoch: the writer ignores answers and events from another epoch of the
+slot. Only the answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the
+ledger.
 
 **Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for this answer.
-The writer sends the bookie's batches slowly (`pacing`). If the bookie accepts nothing for a long
+The writer sends batches to this bookie slowly (`pacing`). If the bookie accepts nothing for a long
 time, and a pending batch needs it, the writer ends. If only a close or room for appends needs the
 bookie, the writer skips it.
 
@@ -349,7 +350,7 @@ class LedgerWriter:
         return self._fail(rate_spent(self.metadata.ledger_id, bookie_id, seconds, retry, said))
 
     def _unless_paced(self, slot: int, effects: list[WriterEffect]) -> list[WriterEffect]:
-        """Add a `SendLac` to `effects` if the slot is not paced; the bookie may lack the LAC."""
+        """Add a `SendLac` to `effects` if the slot is not paced: its bookie may lack the LAC."""
         if slot in self.delivery.pacing.slots:
             return effects
         return effects + self._publish_lac(1 << slot, again=True)
@@ -448,7 +449,7 @@ class LedgerWriter:
         return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
-        """End the writer; batches without acknowledgement have an unknown outcome."""
+        """End the writer; batches that are not confirmed have an unknown outcome."""
         if self.error is not None:
             return []
         self.error = error = end_of_writer(error, self.metadata.ledger_id)
@@ -466,7 +467,7 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Start timers: slots whose streams are still broken at the end need other bookies.
+        """Start timers for broken slots; a slot that is still broken at the end needs a new bookie.
 
         The timers are shorter if an ack quorum needs these slots.
         """
@@ -506,7 +507,7 @@ class LedgerWriter:
         replacements.is_choosing = False
         is_wanted = replacements.due and self._is_working and self.error is None
         if not is_wanted or self.ownership.is_busy:
-            return []  # a bookie that is still missing after the operation is asked again
+            return []  # if slots still need bookies after the operation, the writer asks again
         newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
         if not newcomers:
             replacements.lacks_spares = True
@@ -601,7 +602,7 @@ class LedgerWriter:
         return []
 
     def _next_operation(self) -> list[WriterEffect]:
-        """Begin the most urgent metadata operation; other operations wait for its end."""
+        """Begin the most urgent metadata operation, unless another operation is under way."""
         if self.ownership.is_busy:
             return []
         is_asking = self.fenced_by and not self._check_is_paused and self.error is None
@@ -612,7 +613,7 @@ class LedgerWriter:
         return self._begin_change()
 
     def _drained(self) -> list[WriterEffect]:
-        """Close the ledger after its last batch was released; sync unsynced batches before."""
+        """Sync unsynced batches, then close the ledger; all batches were released before."""
         deferred = self.deferred
         if deferred is not None and deferred.unsynced:
             if self.error is not None:

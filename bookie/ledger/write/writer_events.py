@@ -89,7 +89,7 @@ class LacAnswered:
     status: Status
     message: str = ""
     retry_after_seconds: float = 0.0
-    """As in `AddAnswered`."""
+    """With TOO_MANY_REQUESTS: the pause that the bookie asks for; 0 if it asks for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """Leave the lanes of replaced bookies, and join the lanes of `bookies`, a map by slot."""
+    """Leave the lanes of replaced bookies, and join the lanes of the new `bookies`, by slot."""
 
     bookies: Mapping[int, str]
 
@@ -242,7 +242,7 @@ class SendLac:
 
 @dataclass(frozen=True, slots=True)
 class SendForce:
-    """Ask the bookies of `slots` to make accepted entries durable; each gives a `ForceAnswered`."""
+    """Ask the bookies of `slots` to make accepted entries durable; each sends a `ForceAnswered`."""
 
     force: int
     slots: int

@@ -31,7 +31,7 @@ _SILENT_SHARE = 0.8
 """A bookie that is silent for this share of the add timeout is reported to other ledgers."""
 
 _SPREAD_SECONDS = 0.5
-"""The time over which the ledgers of a client spread their changes after a bookie's silence."""
+"""The ledgers of a client handle a bookie's silence at random times within these seconds."""
 
 
 class LaneOwner(Protocol):
@@ -72,7 +72,7 @@ class _Slot:
         loop.call_later(seconds, self._tell_silent, self.lane.heard_at)
 
     def _tell_silent(self, heard_at: float) -> None:
-        if self.lane.is_up and self.lane.heard_at == heard_at:  # else it answered or broke since
+        if self.lane.is_up and self.lane.heard_at == heard_at:  # no answer and no break since
             self._tell(SlotSilent(self._slot, self._epoch))
 
     def _tell(self, event: WriterEvent) -> None:
@@ -85,7 +85,7 @@ class WriterLanes:
     """The lanes of one writer, one for each slot.
 
     Args:
-        owner: receives the events of the lanes; the lanes do not keep it alive.
+        owner: gets the events of the lanes; the lanes have only a weak reference to the owner.
         ledger_id: the ledger's id, for the log.
         pool: the client's connections, which include the lanes.
         bookies: the first ensemble.
@@ -152,7 +152,7 @@ class WriterLanes:
         return [slot.lane.describe() for slot in self._slots]
 
     def explained(self, error: BookieError) -> BookieError:
-        """Put a bookie's TLS error, if there is one, at the start of NotEnoughBookiesError."""
+        """Put a bookie's TLS error, if there is one, before the text of a NotEnoughBookiesError."""
         problems = [slot.lane.tls_problem for slot in self._slots if slot.lane.tls_problem]
         if problems and isinstance(error, NotEnoughBookiesError):
             error.args = (f"{problems[0]}; {error}",)
@@ -161,7 +161,7 @@ class WriterLanes:
     # -- newcomers -------------------------------------------------------------------------------
 
     def choose(self, effect: ChooseNewcomers, write_quorum_size: int) -> dict[int, str]:
-        """Choose newcomers for these slots, and report the failed bookies to other ledgers."""
+        """Choose newcomers for `effect.slots`, and report the failed bookies to other ledgers."""
         ensembles = self._ensembles
         assert ensembles is not None
         seconds = self._pool.settings.add_timeout_seconds * _SILENT_SHARE
@@ -178,7 +178,7 @@ class WriterLanes:
     def replace(
         self, newcomers: Mapping[int, str], epochs: Sequence[int], first_entry_id: int
     ) -> None:
-        """Leave the lanes of replaced bookies; join newcomers' lanes after reading incarnations."""
+        """Leave the lanes of replaced bookies, and start to join the lanes of newcomers."""
         for slot, bookie_id in newcomers.items():
             former = self._slots[slot]
             former.lane.leave(former)

@@ -5,8 +5,8 @@ auditor recovers the ledger automatically. The metadata store deletes the record
 session ends. A client that lost its session writes the record again, with the same id, in its new
 session.
 
-A client writes its record before it creates or claims its first ledger. So clients that only read
-need no right to write.
+A client writes its record before it creates or claims its first ledger. So a client that only reads
+ledgers needs no right to write to the metadata store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 CLOSE_SECONDS_MAX = 2.0
-"""The longest wait for the deletion of the record; if it fails, the session's end deletes it."""
+"""The longest wait for the record's deletion; if it fails, the record ends with the session."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
@@ -58,7 +58,7 @@ class WriterRecord:
         self._spawn = spawn
         self._writer_id = ""
         self._following: asyncio.Future[None] | None = None
-        """Done when session and record are being watched; None before the first `ensure`."""
+        """A future, done when session and record are watched; None before the first `ensure`."""
         self._task: asyncio.Task[None] | None = None
         self._doubt = asyncio.Event()
         """Set while the record may be missing."""
@@ -80,7 +80,7 @@ class WriterRecord:
             self._writer_id = self._writer_id or SystemClock().nonce().hex()
             self._doubt.set()
             self._following = begun = asyncio.get_running_loop().create_future()
-            # Use a separate task, because the first caller may end before the others.
+            # Use a separate task, because the first caller may be cancelled before other callers.
             self._task = self._spawn(self._keep(begun), "record of a writer")
         await asyncio.shield(self._following)
         is_being_written = self._serial.locked()
@@ -128,8 +128,8 @@ class WriterRecord:
                         return
                     except BookieError as error:
                         if is_new and isinstance(error, UnauthorizedError):
-                            # A client without the right gets the error from `ensure`. Its next
-                            # attempt to write a ledger begins anew.
+                            # A client without the right to write gets the error from `ensure`. The
+                            # next `ensure` starts a new task.
                             self._following = None
                             return
                         await asyncio.sleep(pauses.next())
@@ -163,7 +163,7 @@ class WriterRecord:
             self._doubt.clear()
             try:
                 while not await self._is_written():
-                    pass  # an earlier write without an answer succeeded
+                    pass  # the record changed between the read and the write
             except BaseException:
                 self._doubt.set()
                 raise
