@@ -26,7 +26,7 @@ from bookie.errors import BadRequestError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX, MAX_ID
 
 PACKET_HEADER_SIZE_BYTES = 32
-"""The size of the four numbers at the start of a packet: ledger, entry, LAC, length so far."""
+"""The size of a packet's header: ledger id, entry id, LAC, and the ledger's length so far."""
 
 _LEDGER_ENTRY_LAC = struct.Struct(">qqq")
 
@@ -57,7 +57,8 @@ class EntryBatch:
     ledger_id: int
     first_entry_id: int
     steps: Ids | None
-    """None if the ids are contiguous, else their ``count - 1`` differences, each at least 1."""
+    """None if the ids are contiguous; else the ``count - 1`` differences between neighbouring
+    ids."""
     sizes: Sizes
     """Size of each packet in bytes, header included."""
     payload: bytes | memoryview
@@ -236,7 +237,7 @@ def gather_prefixes(batch: EntryBatch, width: int) -> NDArray[np.void]:
 
 
 def check_headers(batch: EntryBatch) -> int:
-    """Check that each packet's header has the ids that the batch says; return the highest LAC.
+    """Check that each packet's header has the ids of the batch; return the highest LAC.
 
     Raises:
         BadRequestError: a packet has another ledger or entry id than the batch, or a packet's LAC

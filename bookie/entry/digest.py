@@ -51,7 +51,8 @@ Headers: TypeAlias = "NDArray[np.uint8]"
 """Packet headers, one per row, each with its payload's prefix behind it; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
-"""Size of a ledger key in bytes. A ledger of an older version without a password has no key."""
+"""Size of a ledger key in bytes. A ledger of an older version without a password has an empty
+key."""
 
 KEY_TAG_BYTES = 8
 
@@ -130,7 +131,7 @@ class HmacDigester:
 
     def __init__(self, ledger_key: bytes) -> None:
         key = hashlib.sha1(b"mac" + ledger_key, usedforsecurity=False).digest()
-        # Copying a keyed state is cheaper than creating a keyed state for each packet.
+        # For each packet, `digest` copies this state, because a new keyed state would cost more.
         self._mac = hmac.new(key, digestmod="sha1")
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:

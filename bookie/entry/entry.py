@@ -17,7 +17,7 @@ Only a packet with a verified digest proves an entry, a LAC or a ledger's length
 stores or returns entries, it checks only headers. Clients and the bookie's integrity check verify
 digests.
 
-Source: Apache BookKeeper's ``DigestManager``; packets have the same bytes.
+Source: Apache BookKeeper's ``DigestManager``, whose packets have the same bytes.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Entries(Sequence[Entry]):
         return cls(ids, list(payloads))
 
     def located(self) -> tuple[BytesLike, Ids, Ids]:
-        """Return a buffer that contains all payloads, and each payload's start and end in it."""
+        """Return a buffer with all payloads, and arrays with each payload's start and end."""
         batch = self._batch
         if batch is None:
             sizes = np.array(list(map(len, self.payloads)), np.int64)

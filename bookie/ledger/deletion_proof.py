@@ -1,4 +1,4 @@
-"""The proof of a deletion in the metadata store: its time, and the client that deleted.
+"""The proof of a deletion in the metadata store: its time, and the client that deleted the ledger.
 
 ::
 
@@ -22,7 +22,7 @@ class DeletionProof:
     deleted_at_ms: int
     """Time of the deletion by the wall clock, in milliseconds since 1970."""
     deleted_by: str = ""
-    """Host and process id of the deleting client, for people; empty if unknown."""
+    """Host and process id of the deleting client, for operators; empty if unknown."""
 
 
 def encode_proof(proof: DeletionProof) -> bytes:

@@ -93,13 +93,13 @@ class MetadataConflict:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """The metadata operation failed; the store may or may not have done a failed write."""
+    """The metadata operation failed; if it was a write, the store may or may not have done it."""
 
     error: BookieError
 
 
 @dataclass(frozen=True, slots=True)
 class NewcomersChosen:
-    """The new bookies, by slot; a slot for which no bookie was found is missing."""
+    """The new bookies, by slot; a slot for which no bookie was found is not in the map."""
 
     bookies: Mapping[int, str]

@@ -46,7 +46,7 @@ from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID, NO_ENTRY, is_valid_bookie_id
 
 LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
-"""The largest size of encoded metadata: every metadata store takes it, with room to spare."""
+"""The largest size of encoded metadata; every metadata store accepts larger values."""
 
 CLOSING_BYTES_MAX = 24
 """The most bytes that closing a ledger adds to its encoded metadata: two numbers."""
@@ -103,7 +103,7 @@ class LedgerMetadata:
     c_token: int = 0
     """A random number of each attempt to create the ledger; it identifies the creator."""
     writer_id: str = ""
-    """The client that writes or wrote the ledger (`keys.writer`); empty if nobody knows."""
+    """The client that writes or wrote the ledger (`keys.writer`); empty if unknown."""
 
     @property
     def is_closed(self) -> bool:
@@ -129,7 +129,7 @@ class LedgerMetadata:
         return self.fragments[bisect_right(starts, entry_id) - 1]
 
     def with_state(self, state: LedgerState) -> LedgerMetadata:
-        """Return the metadata with the state OPEN or IN_RECOVERY; `closed` sets CLOSED."""
+        """Return the metadata with the state OPEN or IN_RECOVERY; use `closed` for CLOSED."""
         assert state is not LedgerState.CLOSED
         return replace(self, state=state, last_entry_id=NO_ENTRY, length=0)
 
@@ -203,7 +203,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
     """Encode `metadata` in format version 3; omit the writer's id if the id does not fit.
 
     Raises:
-        BadRequestError: the metadata breaks a rule, or is larger than the stores take.
+        BadRequestError: the metadata breaks a rule, or is too large for metadata stores.
     """
     metadata.validate()
     # An open ledger needs room for the last entry and the length, which its close adds.

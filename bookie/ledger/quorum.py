@@ -2,7 +2,7 @@
 
 An ensemble is E bookies, each in a **slot** 0 … E-1. The **write set** of entry ``e`` is the Qw
 slots that start at ``e % E`` and wrap around. An entry is acknowledged when any Qa slots of its
-write set have stored it. Entries with the same ``e % E`` share a write set; they form a **class**.
+write set have stored it. Entries with the same ``e % E`` share a write set, and form a **class**.
 With E == Qw all classes have the same write set, so there is only one class.
 
 Sets of slots are bit masks: bit ``s`` is slot ``s``. A quorum test is then one AND and one bit
@@ -138,7 +138,7 @@ class Quorum:
     def is_acknowledged(self, acked: int, classes: Iterable[int]) -> bool:
         """True if the slots in `acked` contain an ack quorum of each class in `classes`.
 
-        A slot may be in `acked` only if it has stored all its entries of these classes.
+        A slot may be in `acked` only if the slot has stored all its entries of these classes.
         """
         needed = self.ack_quorum_size
         windows = self.windows

@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 
 def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
-    """Return the entries of `batch` that belong to `stripe`; None when there are none."""
+    """Return the entries of `batch` that belong to `stripe`; None if no entry belongs to it."""
     if stripe.modulus == 0:
         return batch
     ids = batch.entry_ids()

@@ -30,7 +30,7 @@ class UnderreplicatedLedger:
 
     ledger_id: int
     replicas: tuple[str, ...]
-    """The bookies whose copies are missing; sorted, each once."""
+    """The bookies whose copies are missing, sorted; each bookie occurs once."""
 
     marked_ms: int
     """Time of the first mark, in ms, by the clock of the process that made the mark."""
@@ -123,7 +123,8 @@ class Departure:
 
     bookie_id: str
     since_ms: int
-    """Time of this decision, in ms by the clock of the process that decided."""
+    """Time of the decision that the copies must move, in ms by the clock of the deciding
+    process."""
 
 
 def encode_departure(departure: Departure) -> bytes:
@@ -154,7 +155,7 @@ class EndedRepair:
     seconds: float
     detail: str
     ended_ms: int
-    """Time of the end, in ms by the worker's clock."""
+    """Time when the repair ended, in ms by the worker's clock."""
 
 
 def encode_history(repairs: Iterable[EndedRepair]) -> bytes:

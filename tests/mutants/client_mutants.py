@@ -343,7 +343,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a digest that was weakened during the recovery is taken",
         "bookie/ledger/ledger_client.py",
-        "            self._admit(found.value, password)  # it may have changed meanwhile\n",
+        "            self._admit(found.value, password)  # the ledger may have changed\n",
         "",
         (f"{DIGEST}a_downgrade_during_a_recovery",),
         "Who writes metadata only has to wait for the right moment.",

@@ -1,11 +1,11 @@
 """Forgets a bookie whose data is lost, unless the bookie may have had the last copy of an entry.
 
 To forget a bookie, `BookieLosses` deletes or replaces the bookie's cookie. No other bookie may be
-forgotten between the examination of the ledgers and this change. Otherwise two bookies could be
-forgotten at once, each because the other seems to have copies. So each change also writes the
-parent key of all cookies, on condition that this key has its version from before the examination.
-One of two concurrent changes fails. The caller of the failed change examines the ledgers again, and
-sees that the other bookie is lost.
+forgotten between the examination of the ledgers and the change of the cookie. Otherwise two bookies
+could be forgotten at once, because each of the two seems to have copies. So each change of a cookie
+also writes the parent key of all cookies. The change fails if this key has another version than
+before the examination. So one of two concurrent changes fails. The caller of the failed change
+examines the ledgers again, and sees that the other bookie is lost.
 
 A cookie still exists after the disks of its bookie are lost. So if a bookie starts empty without an
 operator's command, only copies on registered bookies count. An operator can know which disks still
@@ -43,10 +43,10 @@ class ExaminedLoss:
     """Version of the bookie's cookie; `order` is the version of the parent key of all cookies."""
     order: int
     reliable: frozenset[str]
-    """The bookies whose copies counted."""
+    """The bookies whose copies counted in the examination."""
     dependents: Dependents
     live_only: bool = False
-    """True if only the copies of registered bookies counted."""
+    """True if the examination counted only the copies of registered bookies."""
 
 
 class BookieLosses:
@@ -59,7 +59,7 @@ class BookieLosses:
     async def examine(
         self, bookie_id: str, also_lost: Collection[str] = (), *, live_only: bool = False
     ) -> ExaminedLoss:
-        """Find the ledgers that depend on a bookie that does not run. The method lists all ledgers.
+        """Find the ledgers that depend on a stopped bookie. The method lists all ledgers.
 
         Args:
             bookie_id: the bookie whose data is lost.

@@ -5,14 +5,14 @@ A bookie that finds this record may reclaim the ledger's space at once. If an ab
 such record, the metadata store may have lost the ledger, or may have been restored from an older
 copy.
 
-The day in the key comes from the wall clock of the deleting process, and counts from 1970. Below a
-day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKeeper can list them.
-If proofs are kept for a week, about eight days have proofs. So a few reads find the proof of a
-ledger, and one listing of the days finds old proofs.
+The day in the key comes from the wall clock of the deleting process, and counts from 1970. Below
+the key of a day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKeeper
+can list many keys. If proofs are kept for a week, about eight days have proofs. So a few reads find
+the proof of a ledger, and one listing of the days finds old proofs.
 
 A sweep removes the proofs of old days, and of days in the future. If a process that deletes or
-sweeps has a wrong clock, the only effect is that a proof is removed too early. Then bookies treat
-the ledger as absent, and reclaim its space later.
+sweeps has a wrong clock, the only effect is that a proof is removed too early. Without a proof,
+bookies treat the ledger as absent, and reclaim its space later.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Finds the ledgers that depend on a bookie, and the ledgers whose last copies the bookie may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count. The bookie to delete counts as lost. A bookie without a cookie
-counts as lost, because the bookie was deleted before. A bookie whose cookie is NEW starts empty,
-and a bookie whose cookie is in doubt may lack entries; both count as lost. Once Qa members of an
-entry's write set are lost, all copies of the entry may be lost. A vacant slot never had a copy, so
-the slot is not lost.
+of a write set is *lost* if its copies do not count. The bookie that will be forgotten counts as
+lost. A bookie without a cookie counts as lost, because the bookie was deleted before. A bookie
+whose cookie is NEW starts empty, and a bookie whose cookie is in doubt may lack entries; both count
+as lost. Once Qa members of an entry's write set are lost, all copies of the entry may be lost. A
+vacant slot never had a copy, so the slot is not lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Dependents:
     last_copies: LedgerSample = LedgerSample()
     """The ledgers among `named` of which the bookie may have the last copy of an entry."""
     unreadable: LedgerSample = LedgerSample()
-    """The ledgers with unreadable metadata; they may also depend on the bookie."""
+    """The ledgers with unreadable metadata; these ledgers may also depend on the bookie."""
 
     @property
     def at_risk(self) -> int:
@@ -67,7 +67,7 @@ class Dependents:
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
     """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    This is so if Qa members of an entry's write set are lost, and `bookie_id` is one of them.
+    The result is True if Qa members of an entry's write set are lost, `bookie_id` among them.
 
     Args:
         metadata: The metadata of the ledger. While the ledger is not closed, its last fragment

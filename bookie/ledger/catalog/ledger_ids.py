@@ -1,8 +1,8 @@
 """Assigns ledger ids: each id is used once, mostly without a request to the metadata store.
 
 A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id, so a
-command that creates one ledger wastes no id. Each block is twice as large as the one before, up to
-`BLOCK_IDS_MAX` ids. Reserved ids that a generator does not use are lost.
+command that creates one ledger wastes no id. Each block is twice as large as the block before, up
+to `BLOCK_IDS_MAX` ids. Reserved ids that a generator does not use are lost.
 
 The upper bits of an id are its bucket number, and each bucket has its own counter. Generators begin
 with bucket 0, so ids stay small. When the ids of a bucket are used up, generators continue with the

@@ -67,10 +67,11 @@ class LedgerManager:
         repeat a create that ended in MetadataUnavailableError, with the same token.
 
         An id should be used once, because bookies may still hold entries of a former ledger with
-        the same id. The former writer may also still know a metadata version. While a proof shows
-        that a ledger with this id was deleted, the id is refused. After this proof is swept, only
-        the ledger key distinguishes the former ledger from the new one. Pass `is_fresh` for a new
-        id of a `LedgerIdGenerator`: such an id has no proof of deletion.
+        the same id. A former writer may also know a version of the metadata, and could then change
+        the new ledger. While a proof shows that a ledger with this id was deleted, the id is
+        refused. After this proof is swept, only the ledger key distinguishes the former ledger from
+        the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id has no proof
+        of deletion.
 
         Raises:
             LedgerExistsError: another ledger has the id, or a deleted ledger had the id.
@@ -230,8 +231,8 @@ class LedgerManager:
         """List the ledgers above `after` in ascending order; skip ledgers with unreadable metadata.
 
         The call passes the id of each skipped ledger to `on_damaged`. Like `list_ids`, the listing
-        is complete or raises. Do not delete data because this listing omits a ledger. An omitted
-        ledger exists, and any bookie may store its entries.
+        is complete or raises an error. Do not delete data because this listing omits a ledger. An
+        omitted ledger exists, and any bookie may store its entries.
         """
         layout = await self._read_layout()
         async for ledger_id, record in layout.scan(self._store, after=after):
@@ -261,7 +262,7 @@ class LedgerManager:
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
         """Yield a ledger's metadata now and after each change; None if the ledger is missing.
 
-        Several quick changes may be reported as one.
+        Several quick changes may be reported as one change.
         """
         async with (
             self._store.watch(await self._key(ledger_id)) as changes,

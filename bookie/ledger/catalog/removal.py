@@ -2,7 +2,7 @@
 
 A removal deletes everything below the cluster's scope, and nothing else. A removal is refused if
 the scope holds keys of another owner or another cluster. While bookies are registered, a removal is
-also refused, because they would serve ledgers that clients cannot find.
+also refused, because these bookies would serve ledgers that clients cannot find.
 
 From its first step to its last, a removal has a record, ``REMOVAL``:
 
@@ -14,7 +14,7 @@ From its first step to its last, a removal has a record, ``REMOVAL``:
 3. Every deletion requires this record, so a late call cannot delete keys of a cluster that was
    created later. The counters of ledger ids are deleted last: while a ledger exists, its id cannot
    be assigned again.
-4. The record is deleted.
+4. The removal deletes its record.
 
 If a removal stops after step 2, the next call continues this removal.
 """
@@ -61,12 +61,12 @@ async def cluster_exists(store: MetadataStore) -> bool:
 async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
     """Delete a cluster with all of its content; return False if the store holds no cluster.
 
-    With `foreign`, keys of other programs are deleted, too. Without `foreign`, keys of another
-    program cause ClusterInUseError.
+    With `foreign`, also delete `MetadataStore.foreign_keys`, which other programs wrote. Without
+    `foreign`, such keys cause ClusterInUseError.
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope is inside this scope. This call deleted nothing.
+            scope is inside this scope. In these cases, this call deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)

@@ -19,7 +19,7 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class StoreMarks:
-    """The marks of a store; all are empty if the store holds no cluster."""
+    """The marks of a store; all fields are empty if the store holds no cluster."""
 
     instance_id: str = ""
     counters: dict[int, int] = field(default_factory=dict)

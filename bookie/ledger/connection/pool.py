@@ -46,7 +46,7 @@ from bookie.wire.grpc.credentials import ChannelSecurity
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
-"""The longest pause between attempts to connect, so also the longest delay after a restart."""
+"""The longest pause between attempts to connect; a restarted bookie may wait this long."""
 
 LINGER_SECONDS_MAX = 1.0
 """The longest time that a closing client waits until bookies have received the last LAC."""
@@ -137,8 +137,8 @@ class _Reconnecting(ABC, Generic[S]):
     def hurry(self) -> None:
         """Try to connect now, because the bookie has just registered.
 
-        The attempt to connect may fail, because the channel itself pauses after failures. Therefore
-        the next pauses between attempts are short again.
+        The attempt to connect may fail, because the channel itself pauses after failures. So the
+        next pauses between attempts start short again.
         """
         self._backoff.reset()
         if self._timer is not None:
@@ -286,7 +286,7 @@ class _OneRequest:
         self._lane.send(self._request_id, self._data, self._on_answer)
 
     def on_down(self) -> None:
-        pass  # the lane resends the request when it is up
+        pass  # `on_up` resends the request
 
     def on_silent(self) -> None:
         pass  # the caller has its own timeout
@@ -357,7 +357,8 @@ class BookieConnection:
         """The registration from which the address of the channel was taken."""
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
-        """Maps an incarnation of the bookie to its lane."""
+        """`_plain` and `_recovery` map an incarnation of the bookie to the lane of this
+        incarnation."""
         self.lacs = LacSubscription(self)
 
     def plain(self, incarnation: str) -> AddConnection:

@@ -34,11 +34,11 @@ async def retry(
     bound of the pauses starts at `first_pause_seconds` and doubles each time, up to
     `pause_seconds_max`.
 
-    Do not wrap `append`. After every error of an append, the append's outcome is unknown, so a
-    repetition may store the entry twice. A writer's errors are never retryable, because the writer
-    has ended. Write the same entries to another ledger only if duplicates are harmless, or if
-    readers detect duplicates (as with an idempotent producer). Each attempt of `create_ledger` may
-    leave behind a ledger without a writer.
+    Do not use `retry` for `append`. After every error of an append, the append's outcome is
+    unknown, so a repetition may store the entry twice. A writer's errors are never retryable,
+    because the writer has ended. Write the same entries to another ledger only if duplicates are
+    harmless, or if readers detect duplicates (as with an idempotent producer). Each attempt of
+    `create_ledger` may leave behind a ledger without a writer.
 
     Args:
         call: creates a new awaitable each time.

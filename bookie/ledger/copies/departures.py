@@ -68,7 +68,7 @@ class Departures:
             await self._store.put(self._key(bookie_id), encode_departure(departure))
 
     async def remove(self, bookie_id: str) -> bool:
-        """Remove the record of a bookie; False if there is none."""
+        """Remove the record of a bookie; return False if there is no record."""
         try:
             await self._store.delete(self._key(bookie_id))
         except NoSuchKeyError:
@@ -78,7 +78,7 @@ class Departures:
     async def follow(
         self, bookie_id: str, take: Callable[[bool], None], *, instance_id: str
     ) -> None:
-        """Call `take` now and after each change, with True if the bookie is recorded, else False.
+        """Call `take` now and after each change, with True if the bookie has a record, else False.
 
         See `mirror.follow`. While the store holds another cluster, `take` is not called.
         """
@@ -96,7 +96,7 @@ class Departures:
 
 
 class RepairFailures:
-    """The reasons of failed repairs, by ledger; the next successful repair removes the record."""
+    """The reasons of failed repairs, by ledger; a successful repair removes its ledger's record."""
 
     def __init__(self, store: MetadataStore, clock: Clock | None = None) -> None:
         self._store = store
@@ -135,8 +135,8 @@ class RepairFailures:
     async def present(self, marked: Container[int]) -> AsyncIterator[RepairFailure]:
         """List the records of `marked` ledgers and of failed recoveries, ascending by ledger id.
 
-        Records of unmarked ledgers are omitted. Such a record is outdated: its worker had lost the
-        lock, and wrote the record after another worker had repaired the ledger.
+        Records of unmarked ledgers are omitted. The record of an unmarked ledger is outdated: a
+        worker lost the lock, and wrote the record after another worker had repaired the ledger.
         """
         async for failure in self.all():
             if failure.ledger_id in marked or failure.outcome == NOT_RECOVERED:

@@ -95,7 +95,7 @@ class EntryCopier:
             batch, reasons = await self._good_copy(position, last, stripe)
             if batch is None:
                 return f"no good copy of entry {position} ({'; '.join(reasons)})"
-            # Stop if the ledger was deleted, because its entries are useless: `read_latest` raises.
+            # `read_latest` raises if the ledger was deleted, because a copy would then be useless.
             await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
             if self._needs_room and self.target not in self._client.directory.bookies():
                 raise ReadOnlyError(f"bookie {self.target} is read-only or away")

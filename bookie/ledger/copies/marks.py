@@ -1,12 +1,12 @@
-"""Ledgers that lack copies: auditors mark them, and replicators take them one at a time.
+"""Ledgers that lack copies: auditors mark these ledgers, and replicators lock and repair them.
 
 A mark names the bookies whose copies of a ledger are missing. A replicator removes a mark only in
 the version that the mark had when the replicator locked the ledger. So a ledger that is marked
 again during a repair stays marked.
 
-A damaged mark counts as absent, and the next mark of the same ledger replaces it. A mark that a
-newer version of bookie wrote is left to workers of that version. Damaged and newer marks do not
-prevent the repair of other ledgers.
+A damaged mark counts as absent, and the next mark of the same ledger replaces it. Workers of an
+older version leave a mark of a newer version to workers of the newer version. Damaged and newer
+marks do not prevent the repair of other ledgers.
 
 Listings of marks and of locks skip a key that belongs to no ledger, and write a warning with this
 key to the event log.
@@ -20,9 +20,9 @@ A lock contains a random token, which the owner remembers before it writes the l
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back later (`give_back_doubtful`).
 
-Several tasks may share a worker. When the worker's session ends, its locks end, and another task of
-the same worker may lock the ledger. So a task that gives a lock back passes the lock that it took
-(`lock_of`).
+Several tasks may share one `UnderreplicationManager`, and so be one worker. When the worker's
+session ends, its locks end, and another task of the same worker may lock the ledger. So a task that
+gives a lock back passes the lock that it took (`lock_of`).
 
 =============================================== ===============================================
 key                                             value
@@ -160,7 +160,7 @@ class UnderreplicationManager:
     # ---- marks
 
     async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
-        """Add the bookies in `replicas` to the mark of a ledger: their copies are missing.
+        """Add the bookies in `replicas`, whose copies are missing, to the mark of a ledger.
 
         Raises:
             BadRequestError: `replicas` is empty, or contains an invalid bookie id.
@@ -282,7 +282,7 @@ class UnderreplicationManager:
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
-        """Lock a ledger; return False if it is locked, or if `needs_mark` is true without a mark.
+        """Lock a ledger; return False if it is locked, or if `needs_mark` and it is not marked.
 
         If `acquire` raises, the ledger may be locked; the next `acquire` then takes this lock over.
         """
@@ -395,7 +395,7 @@ class UnderreplicationManager:
     async def _end(self, ledger_id: int, held: _Held, mark_version: int | None) -> bool:
         mark = _MARKS.key(ledger_id)
         if held.may_have_ended:
-            await self._store.sync()  # without it, a read may miss the unanswered write
+            await self._store.sync()  # a read without sync may miss the unanswered write
         lock = await self._own_lock(ledger_id, held)
         if lock is None:
             is_over = held.may_have_ended and await self._store.get(mark) is None
@@ -447,7 +447,7 @@ class UnderreplicationManager:
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
         if held.mark_version is None:
-            await self._store.sync()  # without it, a read may miss an unanswered write
+            await self._store.sync()  # a read without sync may miss an unanswered write
         # If the deletion is not answered, the next call finds out whether the lock exists.
         self._doubt(ledger_id)
         lock = await self._own_lock(ledger_id, held)
@@ -475,7 +475,7 @@ class UnderreplicationManager:
             MetadataError: a lock could not be given back; the next call continues with this lock.
         """
         for ledger_id in [one for one, held in self._held.items() if held.mark_version is None]:
-            async with self._serial:  # no lock is being taken now
+            async with self._serial:  # no other task takes a lock meanwhile
                 held = self._held.get(ledger_id)
                 if held is None or held.mark_version is not None:
                     continue

@@ -7,8 +7,9 @@ A change makes these steps while it holds the ledger's repair lock:
 2. Each bookie gets verified copies of the entries that only the new layout assigns to its slot.
    Each add names the incarnation of step 1, so no other incarnation accepts the add. An accepted
    entry is durable.
-3. Each bookie lists all entries of its slot. If the quorum shrinks, these entries are read and
-   verified instead, because fewer copies remain. Missing and damaged entries are copied again.
+3. Each bookie lists all entries of its slot. If the quorum shrinks, the change reads and verifies
+   all entries instead of the listing, because fewer copies remain. Missing and damaged entries are
+   copied again.
 4. One transaction writes the new layout by compare-and-set. The transaction fails if the lock was
    lost, or if the cookie of a bookie on which step 2 or 3 relies has changed.
 
@@ -110,11 +111,11 @@ class QuorumChange:
         Raises:
             NoSuchLedgerError: the ledger does not exist, or was deleted during the change.
             BadRequestError: the ledger cannot have this write quorum, repair is disabled, another
-                worker repairs the ledger, an entry has no good copy, or somebody else changed the
-                ledger. The metadata has not changed.
+                worker repairs the ledger, an entry has no good copy, or another client changed the
+                ledger. The write quorum has not changed.
             NotEnoughBookiesError: too few bookies are writable, or placement allows too few bookies
                 in one ensemble.
-            BookieError: a bookie did not accept entries. The metadata has not changed.
+            BookieError: a bookie did not accept entries. The write quorum has not changed.
             MetadataError: the metadata store failed; it is unknown if the new layout was written.
         """
         metadata = (await self._client.ledgers.read_latest(ledger_id)).value

@@ -4,10 +4,10 @@ If the new write quorum is not larger than the ensemble, only the write sets cha
 quorum extends the ensemble of each fragment to the size of the write quorum. Newcomers are appended
 after the present bookies, and each slot then stores every entry.
 
-Slots keep their bookies. So if the quorum grows, each entry keeps all members of its write set. If
-the quorum shrinks, each entry keeps the first members of its write set, at least as many as the ack
-quorum. So a reader with the former metadata never gets enough negative answers to conclude that an
-entry does not exist.
+Each slot keeps its bookie. So if the quorum grows, each entry keeps all members of its write set.
+If the quorum shrinks, each entry keeps the first members of its write set, at least as many as the
+ack quorum. So a reader with the former metadata never gets enough negative answers to conclude that
+an entry does not exist.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ The unit of a move is a slot of one fragment of a closed ledger: all entries of 
 one bookie stores. The estimated size of a slot is the ledger's length, times the slot's share of
 all entries.
 
-Ledgers are planned one after the other. So memory holds one ledger's metadata, and a few numbers
-for each bookie. If the sizes of all devices are known, the *fill* of a bookie is its bytes divided
-by the size of its device. Otherwise, the fill is the number of its bytes.
+The plan handles one ledger after the other. So memory holds one ledger's metadata, and a few
+numbers for each bookie. If the sizes of all devices are known, the *fill* of a bookie is its bytes
+divided by the size of its device. Otherwise, the fill is the number of its bytes.
 
 A bookie is *balanced* if its fill differs from the mean by at most `BALANCED_SHARE` of the mean. A
-move goes from a bookie above the mean to a writable bookie below the mean. At least one of the two
-bookies is not balanced, and the move reduces the difference between their fills. So a plan ends,
-and repeated plans do not move copies back and forth without end.
+move goes from a bookie above the mean to a writable bookie below the mean. At least one of a move's
+two bookies is not balanced, and the move reduces the difference between their fills. So a plan
+ends, and repeated plans do not move copies back and forth without end.
 
 The copies that a plan moves to a bookie fill at most `FREE_SHARE` of the bookie's free bytes.
 Copies that leave the bookie do not increase this limit, because the bookie frees their space only
@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SlotMove:
-    """A slot that is to move from `former` to `newcomer`."""
+    """A planned move of one slot from `former` to `newcomer`."""
 
     ledger_id: int
     first_entry_id: int

@@ -39,7 +39,7 @@ LAST_WRITE_SECONDS = 2.0
 """The longest time, in seconds, that a worker waits for its last write when the worker ends."""
 
 STRANGER_SECONDS = 7 * 86400.0
-"""A record of a worker that is no bookie of the cluster is kept for this time."""
+"""The record of a worker that is no bookie of the cluster is kept for this number of seconds."""
 STRANGERS_MAX = 100
 """The largest number of kept records of workers that are no bookies of the cluster."""
 

@@ -81,7 +81,7 @@ class ReplicaVerdict:
     ranges: tuple[EntryRange, ...] = ()
     """The entries that the verdict is about; empty if the verdict is ``ok``."""
     found_on: tuple[str, ...] = ()
-    """Bookies that store misplaced entries."""
+    """The bookies that store the misplaced entries of this verdict."""
     detail: str = ""
 
 
@@ -170,7 +170,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Drop findings about entries that arrived late or that the bookie need not store now."""
+        """Drop findings about entries that arrived late, or that the bookie need not store now."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -227,7 +227,7 @@ class ReplicaAudit:
     async def _elsewhere(
         self, metadata: LedgerMetadata, missing: Sequence[EntryRange]
     ) -> dict[str, list[EntryRange]]:
-        """Find missing entries on bookies that should not store them; return them by bookie."""
+        """Find `missing` entries on bookies that should not store them; return ranges by bookie."""
         holders: dict[str, list[EntryRange]] = {}
         first, last = missing[0][0], missing[-1][1]
         for bookie_id in self._client.directory.all():

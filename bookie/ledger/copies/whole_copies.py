@@ -29,7 +29,7 @@ from bookie.ledger.read.verification import list_stored
 
 
 async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[str]) -> str:
-    """Return the first reason why copies of a ledger may be missing; "" if all are listed.
+    """Return the first reason why copies of a ledger may be missing; "" if all copies are listed.
 
     The reason may also be an open ledger, a vacant slot, or a bookie in `silent`. A listing does
     not prove that the bytes of an entry are intact. Only listings by the incarnation in a bookie's

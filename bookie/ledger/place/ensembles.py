@@ -97,11 +97,11 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """Choose the bookies of a new ledger; use quarantined bookies only if no others suffice.
+        """Choose the bookies of a new ledger, quarantined bookies only if the others are too few.
 
         Raises:
             NotEnoughBookiesError: there are too few bookies, or they are in too few domains.
-            StoreWentBackError: a bookie knows more ledgers than the metadata store does.
+            StoreWentBackError: a bookie reports that the metadata store may be an older copy.
         """
         self._require_store()
         writable = self.directory.bookies()

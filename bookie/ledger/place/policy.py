@@ -87,7 +87,7 @@ class Placement:
     """The number of domains that must store an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that must acknowledge an ensemble's entries; None without a rule."""
+        """Return the rule about domains that acknowledgements must span; None without a rule."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)

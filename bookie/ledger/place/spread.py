@@ -28,7 +28,7 @@ UNKNOWN = ""
 """The domain of a bookie without the label, which adds nothing to the span of a write set."""
 
 STEPS_MAX = 5_000
-"""The largest number of steps of a search (at most 0.1 s); up to 7 bookies needed half of this."""
+"""The largest number of steps of a search, at most 0.1 s; up to 7 bookies needed half of it."""
 
 
 def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
@@ -243,7 +243,7 @@ class Spread:
         )
 
     def _in_order(self, slot: int) -> list[str]:
-        """Return the domains to try in a slot, best first; only one of equivalent domains."""
+        """Return the domains to try in a slot, best first; equivalent domains appear only once."""
         shuffled = self._shuffled([domain for domain, left in self._left.items() if left > 0])
         used = {domain for domain in self._chosen if domain is not None}
         used.update(domain for domain in self._now if domain is not None)

@@ -2,7 +2,7 @@
 
 Bookies send hints about a ledger's LAC. A hint that contains the writer's LAC packet is proven by
 the packet's digest. After any other hint above the known LAC, the follower asks the bookie of the
-hint for packets. After a long silence the follower asks all bookies.
+hint for packets. If no bookie sends a hint for a long time, the follower asks all bookies.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Follower:
         Raises:
             NoSuchLedgerError: the ledger was deleted.
             ClientClosedError: the client was closed.
+            NotPermittedError, WrongClusterError, BadRequestError: as in `read_lac`.
         """
         try:
             async with asyncio.timeout(self._pool.settings.tail_refresh_seconds):
@@ -161,7 +162,7 @@ class Follower:
         return lac
 
     def _proven_by(self, hint: LacState) -> int:
-        """Return the LAC that the hint's own packet proves; -1 without an intact packet."""
+        """Return the LAC that the packet in a hint proves; -1 if the hint has no intact packet."""
         reply = LacReply(hint.status, lac_packet=hint.lac_packet)
         return verify_lac(self.metadata.ledger_id, reply, self._digester).last_add_confirmed
 
@@ -169,7 +170,7 @@ class Follower:
         try:
             lac = await read_lac(self._pool, self.metadata, self._digester)
         except NotEnoughBookiesError:
-            lac = NO_ENTRY  # reachable bookies will send hints
+            lac = NO_ENTRY  # bookies will send hints when they can be reached again
         return max(lac, last_add_confirmed)
 
     def _subscribe(self) -> None:

@@ -40,7 +40,7 @@ READ_ONE_BYTES_MAX = 1024 * 1024
 
 
 class ReaderHandle:
-    """Reads one ledger. `BookKeeper.open_ledger` creates readers; a reader needs no close.
+    """Reads one ledger. `BookKeeper.open_ledger` creates readers. A reader has no `close`.
 
     Any number of reads may run concurrently. After the client was closed, reads raise
     ClientClosedError.
@@ -67,7 +67,8 @@ class ReaderHandle:
             if metadata.write_quorum_size == 1
             else pool.settings.speculative_read_seconds
         )
-        """The time in which one replica must answer before another is asked."""
+        """The time, in seconds, after which another replica is asked if the first has not
+        answered."""
 
     def __repr__(self) -> str:
         state = self.metadata.state.name
@@ -127,7 +128,7 @@ class ReaderHandle:
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the last confirmed entry.
-            NoSuchEntryError: every bookie that should store an entry denies it.
+            NoSuchEntryError: every bookie that should store an entry denies this entry.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
         if first_entry_id == last_entry_id:
@@ -155,9 +156,9 @@ class ReaderHandle:
     ) -> AsyncGenerator[Entry, None]:
         """Read stored entries in order, confirmed or not, to inspect an open ledger.
 
-        An entry beyond the last add confirmed has no guarantee: a recovery may drop it. Without
-        `last_entry_id`, the read continues until no bookie has the next entry. A closed ledger has
-        only confirmed entries.
+        An entry beyond the last add confirmed has no guarantee: a recovery may drop the entry.
+        Without `last_entry_id`, the read continues until no bookie has the next entry. A closed
+        ledger has only confirmed entries.
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
@@ -183,7 +184,8 @@ class ReaderHandle:
         if self.is_closed:
             return
         last = MAX_ID if last_entry_id is None else last_entry_id
-        # In a larger striped window, one missing entry would hide the entries before it.
+        # In a larger window of a striped ledger, one missing entry would hide the entries before
+        # it.
         limits = replace(self._limits, striped_window_entries=1)
         try:
             async with aclosing(self._batches(position, last, limits)) as batches:
@@ -257,7 +259,7 @@ class ReaderHandle:
     async def read_acknowledged(
         self, first_entry_id: int, last_entry_id: int
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read entries that the caller knows to be acknowledged, without asking for the LAC.
+        """Read entries that the caller knows as acknowledged; no bookie is asked for the LAC.
 
         The metadata of a log may name entries beyond the LAC that bookies can prove.
 

@@ -28,7 +28,7 @@ from bookie.ledger.read.verification import read_command, verify_read
 from bookie.wire.deadlines import Deadlines
 
 AHEAD_MAX = 2
-"""The largest number of deliveries fetched before the consumer asks."""
+"""The largest number of deliveries that the driver fetches before the consumer asks for them."""
 
 READ_ENTRIES_MAX = 4096
 """The largest number of entries in one answer, equal to a bookie's default limit. The verification
@@ -39,8 +39,8 @@ SPAN_BYTES = 2 * 1024 * 1024
 bookie: with answers of 1 MiB, both need a quarter more time."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
-"""The largest number of packet bytes in one answer; spans are planned smaller, so that varying
-entry sizes need no second answer."""
+"""The largest number of packet bytes in one answer. A span is planned smaller, so that one answer
+suffices although entry sizes vary."""
 
 
 class RangeRead:
@@ -77,7 +77,7 @@ class RangeRead:
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could return the next entry; the error is that of one replica.
+            BookieError: no replica could return the next entry; this is the error of one replica.
         """
         self._go_on()
         while not self._ready:

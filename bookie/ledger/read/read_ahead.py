@@ -60,7 +60,7 @@ class ReadAhead:
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could return the next entry; the error is that of one replica.
+            BookieError: no replica could return the next entry; this is the error of one replica.
         """
         while True:
             self._fill()

@@ -6,15 +6,14 @@ read proceeds by fragments, and within a fragment by windows of ids. The entries
 delivered in id order. The event `Continue` fetches the next window.
 
 The ids of a window that share a write set form a **part**: one part without striping, otherwise one
-per class. One replica serves a part as long as it returns entries. After any failure for the next
-id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set serves
-the part. If a replica does not answer soon, a second replica is asked as well, and the first answer
-with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica can serve the id,
-the read waits for the shortest pause that a replica asked for. The read waits at most
+per class. One replica serves a part as long as it returns entries. If the replica fails for the
+next id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set
+serves the part. If a replica does not answer soon, a second replica is asked as well, and the first
+answer with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica can serve
+the id, the read waits for the shortest pause that a replica asked for. The read waits at most
 `rate_patience_seconds` for one id. The read fails only if all replicas failed for the same id. If
-all replicas answered that they do not have the entry, the read ends with `NoSuchEntryError`.
-Otherwise the read asks all replicas again, in `attempts_max` rounds, and then ends with the error
-of one replica.
+all replicas deny the entry, the read ends with `NoSuchEntryError`. Otherwise the read asks all
+replicas again, in `attempts_max` rounds, and then ends with the error of one replica.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class _Part:
 
     stripe: Stripe
     position: int
-    """The next wanted id; it is beyond the window when the part is complete."""
+    """The next wanted id; above `last` when the part is complete."""
     last: int
     entries: Sequence[Entry] = ()
     replica: int = 0

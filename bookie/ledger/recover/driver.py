@@ -233,8 +233,8 @@ class _RecoveryDriver:
     async def _meet(self, bookie_id: str) -> bool:
         """Read a newcomer's incarnation before its first request; return False if this fails.
 
-        The incarnation is remembered until the close, because another incarnation of the newcomer
-        may have lost entries that it acknowledged.
+        The driver remembers this incarnation until the close, because another incarnation of the
+        newcomer may have lost acknowledged entries.
         """
         try:
             found = await self._cookies.read_latest(bookie_id)

@@ -24,10 +24,10 @@ FAILED     the recovery did not close the ledger, which is undamaged; another re
 
 A recovery is safe because a bookie that fenced the ledger, or denied an entry on a fencing read,
 refuses plain adds afterwards. So an entry that Qw - Qa + 1 members of its write set denied cannot
-be acknowledged later. Such an entry was not acknowledged before, because at least one of these
-members would have stored it. A bookie may still hold entries beyond the end of the ledger. Entries
-beyond the end stay unacknowledged and unreadable. Recovery stores packets with their original LAC,
-so no LAC exceeds the last entry that the writer had acknowledged.
+be acknowledged later. The entry was not acknowledged before either, because then at least one of
+these members would have stored the entry. A bookie may still hold entries beyond the end of the
+ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
+their original LAC, so no LAC exceeds the last entry that the writer had acknowledged.
 
 Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
 stored on other bookies; only the compare-and-set that closes the ledger names these bookies
@@ -142,14 +142,16 @@ class LedgerRecovery:
         self.round = 0
         """Number of the last round of requests; an answer to an earlier round is ignored."""
         self.attempts_left = self.limits.attempts_max
-        """The number of rounds that may still end without a decision; any progress resets it."""
+        """The number of rounds that may still end without a decision; any progress resets this
+        number."""
         self.restarts_left = self.limits.attempts_max
         self.waiting = 0
         """Slots that were asked in this round and have not answered."""
         self.fenced = 0
         """Slots whose bookies have fenced the ledger and reported their LAC."""
         self.last_add_confirmed = NO_ENTRY
-        """The highest LAC that a verified packet proved during FENCING; unchanged after that."""
+        """The highest LAC that a verified packet proved during FENCING; later states do not change
+        it."""
         self.next_entry_id = 0
         """Every entry below this id exists on an ack quorum, or was acknowledged."""
         self.length: int | None = None
@@ -333,13 +335,13 @@ class LedgerRecovery:
                 self._found[slot] = batch
                 undecided = stripe.next_id(batch.last_entry_id + 1)
             if answer.next_entry_id != undecided:
-                denial = Status.OK  # the denial concerns another id
+                denial = Status.OK  # the denial is about another id
         if denial.is_definite_negative:
             self.denied[undecided] = self.denied.get(undecided, 0) | 1 << slot
         return self._evaluate()
 
     def _evaluate(self) -> list[RecoveryEffect]:
-        """Decide about `next_entry_id` as soon as the answers permit it."""
+        """Decide if the entry `next_entry_id` exists, as soon as the answers permit a decision."""
         quorum, entry_id = self.quorum, self.next_entry_id
         run = run_from(entry_id, list(self._found.values()))
         if run is not None:
@@ -403,7 +405,7 @@ class LedgerRecovery:
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
         """Request newcomers for failed slots, if no ack quorum is possible without newcomers."""
         if self._offered is not None:
-            return []  # one choice at a time: a choice needs the ensemble after the last choice
+            return []  # a choice depends on the result of the last choice
         possible = self._acked | self.waiting
         short = [
             index

@@ -82,7 +82,7 @@ class RecoveryAddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersLost:
-    """Some newcomers have new incarnations: no metadata was written, and their adds may be lost."""
+    """Some newcomers have new incarnations, and may have lost entries; no metadata was written."""
 
     bookies: tuple[str, ...]
 

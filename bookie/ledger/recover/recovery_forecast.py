@@ -12,7 +12,7 @@ store the entry, and get it acknowledged.
 A forecast simulates one attempt. The driver chooses the order of the answers, and this order may
 change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps such an
 entry if one of these bookies answers before enough other bookies deny the entry. For a ledger that
-is not striped, `lowest_first` and `highest_first` are the extreme orders.
+is not striped, `lowest_first` and `highest_first` give the extreme outcomes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A recovery reads the last fragment to its end; this fragment is **frozen** as the recovery found it.
 The recovery may store the found entries on other bookies. The tail is the list of fragments that
 replace the frozen fragment in the metadata of the closed ledger. Other clients may see the tail
-only after the close. Before the close, some bookies of the tail hold no entry yet, and another
-recovery would believe their denials.
+only after the close. Before the close, some bookies of the tail have no entry yet, and another
+recovery would believe these bookies' denials.
 
 Source: the notes on recovery in the TLA+ specification of BookKeeper's protocol.
 """
@@ -24,7 +24,8 @@ class RecoveryTail:
     frozen: Fragment
     """The last fragment when the recovery began, which the recovery fences and reads."""
     fragments: tuple[Fragment, ...]
-    """The fragments of the tail; their first ids ascend, from the first id of `frozen` on."""
+    """The fragments of the tail, in ascending order; the first begins with the first id of
+    `frozen`."""
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> RecoveryTail:

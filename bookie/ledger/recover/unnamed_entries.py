@@ -1,13 +1,13 @@
 """Finds entries of an open ledger that the bookies of the ledger's last fragment do not have.
 
 The metadata store may be restored from a backup that was made before a writer replaced bookies.
-Then the ledger's last fragment names former bookies, which correctly deny later entries. A recovery
-asks only the bookies of the last fragment, so it would close the ledger too early. The other
-registered bookies can also be asked, and may have the later entries.
+After such a restore, the ledger's last fragment names former bookies, which correctly deny later
+entries. A recovery asks only the bookies of the last fragment, so it would close the ledger too
+early. The other registered bookies can also be asked, and may have the later entries.
 
 A bookie that was replaced may be the only bookie with some entries that were never acknowledged.
-Unacknowledged entries look like acknowledged entries. So a program must not drop such entries
-without an operator's decision.
+Unacknowledged entries look like acknowledged entries. So a program must not drop unacknowledged
+entries without an operator's decision.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Queues payloads in id order, with their callers' futures, until the writer takes the payloads.
 
 The queue collects payloads in a *group*, which becomes one batch. A group is complete when it is
-full (by entries or bytes), or when the writer takes it. So one batch carries the appends of one
-turn of the event loop, or the appends made while earlier batches are in flight. Taking a group does
-no work per entry. An append gets its entry id when it enters the queue.
+full (by entries or bytes), or when the writer takes the group. So one batch carries the appends of
+one turn of the event loop, or all appends that were made while earlier batches were in flight.
+Taking a group does no work per entry. An append gets its entry id when it enters the queue.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PendingAppends:
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
-        """The payloads; the encoder drops them when it packs the batch."""
+        """The payloads; the list becomes empty when the batch is packed."""
         self.shared: list[SharedPrefix] = []
         """Prefixes of some of the payloads, in the order of the payloads."""
         self.entries = 0
@@ -104,7 +104,7 @@ class AppendQueue:
         return bool(self._full)
 
     def put(self, payload: bytes, future: Future[int]) -> None:
-        """Queue one entry; `future` gets the entry's id when the entry is durable."""
+        """Queue one entry; `future` gets the entry's id when the entry's batch is confirmed."""
         size = len(payload) + self.overhead_bytes
         group = self._open
         if group.packed_bytes + size > self._bytes_max or len(group.payloads) >= self._entries_max:
@@ -117,7 +117,7 @@ class AppendQueue:
         self.next_entry_id = entry_id + 1
 
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
-        """Queue one or more entries; `future` gets the range of ids when all are durable.
+        """Queue one or more entries; `future` gets the range of ids when all entries are confirmed.
 
         Usually all entries fit into the open group. Otherwise, bisection finds how many entries fit
         into each group, so that only C code runs per entry.

@@ -18,7 +18,7 @@ from bookie.ledger.metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """Return None if `found` is closed at the writer's last entry and length, else the error.
+    """Return None if `found` is closed at the writer's last entry and length, else an error.
 
     It does not matter who closed the ledger: another client, or this writer by a write whose answer
     was lost.

@@ -1,4 +1,4 @@
-"""A ledger under creation: await it, or use ``async with``, which also closes the ledger."""
+"""The result of `create_ledger`: await it, or use ``async with``, which also closes the ledger."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class DeferredSync:
     """Tracks batches that are confirmed but perhaps not durable, and the running force.
 
     A bookie's acknowledgement counts as durable once the same bookie has answered a force that
-    began after the acknowledgement. If the stream to the bookie breaks before this answer, the
-    acknowledgement is dropped, because the bookie may have restarted. A force names the bookie
-    process that accepted the adds (its `life`), so a restarted bookie refuses the force.
+    began after the acknowledgement. If the stream to the bookie breaks before the answer to the
+    force, the acknowledgement is dropped, because the bookie may have restarted. A force names the
+    bookie process that accepted the adds (its `life`), so a restarted bookie refuses the force.
     """
 
     def __init__(self, quorum: Quorum) -> None:
@@ -37,7 +37,7 @@ class DeferredSync:
 
     @property
     def number(self) -> int | None:
-        """The number that `begin` returned for the force under way; None if none is under way."""
+        """The number of the force under way, as `begin` returned it; None without such a force."""
         return self._round.number if self._round else None
 
     def begin(self) -> int:
@@ -66,7 +66,7 @@ class DeferredSync:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
     def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force; return its batches that are durable now, and True if all of them are."""
+        """End the force; return its durable batches, and True if all its batches are durable."""
         force = self._round
         assert force is not None
         self._round = None
@@ -79,7 +79,7 @@ class DeferredSync:
         return synced, len(synced) == len(force.batches)
 
     def abandon(self) -> bool:
-        """Drop the force under way; return True if there was one."""
+        """Drop the force under way; return True if a force was under way."""
         was = self._round is not None
         self._round = None
         return was

@@ -46,7 +46,8 @@ class Delivery:
         self.ack_domains: AckDomains | None = None
         """Failure domains that the acknowledgements must span, in addition to the ack quorum."""
         self.countable = _EVERY_SLOT
-        """The slots whose acknowledgements count: all slots except those that a change replaces."""
+        """The slots whose acknowledgements count: all slots except the slots that a change
+        replaces."""
         self.held_from = _LATER_THAN_ALL
         """The first entry of a change under way; this and later entries are kept for the
         newcomers."""

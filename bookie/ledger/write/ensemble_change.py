@@ -1,8 +1,8 @@
 """Replaces bookies of an open ledger: an ensemble change, and the slots that need a new bookie.
 
 An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
-newcomers replace the bookies that failed. Until the metadata store has answered, it may hold the
-old metadata or the proposed metadata. The following rule keeps entries safe:
+newcomers replace the bookies that failed. Until the metadata store has answered, the store may hold
+the old or the proposed metadata. The following rule keeps entries safe:
 
     For every acknowledged entry, at least Qa holders are members in every version of the metadata
     that the store may hold now.
@@ -48,7 +48,7 @@ class EnsembleChange:
     first_entry_id: int
     """The entry after the last add confirmed at the time of the proposal."""
     newcomers: Mapping[int, str]
-    """The new bookies, by slot. A bookie that lost its data may replace itself."""
+    """The new bookies, by slot. A bookie that lost its data may be its own newcomer."""
 
     @property
     def replaced(self) -> int:
@@ -109,7 +109,7 @@ class Replacements:
 
     @property
     def limit_spent(self) -> int:
-        """The limit of changes per minute, if it is reached and slots wait for it; otherwise 0."""
+        """The limit of changes per minute, if this limit delays a needed change; otherwise 0."""
         return self._changes_max if self.due and self.left <= 0 else 0
 
     def want(self, slots: int) -> None:

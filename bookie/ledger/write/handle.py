@@ -97,14 +97,14 @@ class LacSent:
 
 
 class WriterHandle:
-    """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
+    """Appends to one ledger, as its only writer. `BookKeeper.create_ledger` creates writers.
 
-    An append is durable on the ack quorum when it returns. Readers can read the entry soon
+    When an append returns, its entry is durable on an ack quorum. Readers can read the entry soon
     afterwards, because the writer sends the new LAC to the bookies at once. If the process is
-    killed before it sends the LAC, a recovery makes the entry readable. Appends may be concurrent;
-    ids follow the order of the calls. `async with` closes the ledger. All calls must come from the
-    event loop that created the writer; other calls raise BadRequestError. If a writer is dropped
-    without `close`, its ledger stays open, and Python emits a ResourceWarning.
+    killed before the writer sends the LAC, a recovery makes the entry readable. Appends may be
+    concurrent; entry ids follow the order of the calls. `async with` closes the ledger. All calls
+    must come from the event loop that created the writer; other calls raise BadRequestError. If a
+    writer is dropped without `close`, its ledger stays open, and Python emits a ResourceWarning.
     """
 
     def __init__(
@@ -292,8 +292,8 @@ class WriterHandle:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append many entries in order and return their ids, which are consecutive.
 
-        `append_many` returns when all entries are durable. Cancellation and errors are as in
-        `append`; after an error, a prefix of the entries may be durable.
+        `append_many` returns when `append` would have returned for each entry. Cancellation and
+        errors are as in `append`; after an error, a prefix of the entries may be durable.
         """
         self._require_here()
         entries = checked_payloads(payloads)
@@ -308,15 +308,15 @@ class WriterHandle:
         return await self.submit(NewEntries.of(entries))
 
     def submit(self, new: NewEntries) -> asyncio.Future[range]:
-        """Append entries without waiting for room; the future gets their ids when all are durable.
+        """Append entries without waiting for room; the future ends like a call of `append_many`.
 
-        `submit` is for callers that limit their unconfirmed entries themselves, and need the ids at
-        once. The new ids start at the value of ``last_entry_id + 1`` before the call. The future
-        raises the same errors as `append`.
+        Use `submit` if the caller itself limits its unconfirmed entries, and needs the ids at once.
+        The new ids start at the value of ``last_entry_id + 1`` before the call. The future raises
+        the same errors as `append`.
 
         Raises:
-            BadRequestError, BookieError: like the immediate errors of `append`; nothing was
-                appended.
+            BadRequestError, BookieError: the errors that `append` raises before it queues an entry;
+                nothing was appended.
         """
         self._require_here()
         if self._refusal is not None:
@@ -332,7 +332,7 @@ class WriterHandle:
     async def flush(self) -> None:
         """Wait until the bookies have acknowledged all entries that were appended before this call.
 
-        The entries are then as durable as when `append` returns.
+        After `flush`, these entries are as durable as after the return of their `append`.
 
         Raises:
             BookieError: as in `append`; the writer has ended.
@@ -351,6 +351,7 @@ class WriterHandle:
         Raises:
             NotEnoughBookiesError: no ack quorum answered; appends that are not durable may be lost.
             ClientClosedError: the writer or the client was closed.
+            BookieError: as in `append`; the writer has ended.
         """
         self._require_here()
         if self._abandoned:
@@ -363,14 +364,16 @@ class WriterHandle:
     async def close(self) -> LedgerMetadata:
         """Confirm pending entries, then close the ledger; return its final metadata.
 
-        From this call on, the writer accepts no append. A second close is not an error. A failed
-        writer closes the ledger at the last confirmed entry, unless another client took the ledger.
-        With deferred sync, a failed writer does not close the ledger if this would lose an append
-        that has returned. If the caller is cancelled, the writer still closes the ledger.
+        After the call of `close`, the writer accepts no append. A second `close` is allowed. A
+        failed writer closes the ledger at the last confirmed entry, unless another client took the
+        ledger. With deferred sync, a failed writer does not close the ledger if this would lose an
+        append that has returned. If the caller is cancelled, the writer still closes the ledger.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
             LedgerClosedError: another client closed the ledger at a different end.
+            NoSuchLedgerError: the ledger was deleted.
+            ClientClosedError: the client was closed.
             MetadataError, UnavailableError: it is unknown if the ledger is closed; `close` may be
                 repeated.
         """
@@ -453,7 +456,7 @@ class WriterHandle:
         if queue:
             return
         if machine.last_add_confirmed > machine.lac_carried:
-            # Callers woken by the confirmation have appended by now; their batch would carry the
+            # Callers that the confirmation woke have appended by now; their batch would carry the
             # LAC.
             self._step(Idle())
         if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
@@ -472,7 +475,7 @@ class WriterHandle:
             self._note_skipped()
 
     def _note_skipped(self) -> None:
-        """Log each bookie that the writer now skips, and each bookie that it uses again."""
+        """Log each bookie that the writer now skips, and each bookie that the writer uses again."""
         before, self._skipped = self._skipped, self._machine.slots.dead
         for slot in slots_of(before ^ self._skipped):
             bookie_id = self._machine.metadata.last_fragment.bookies[slot]

@@ -86,7 +86,7 @@ class InFlightWindow:
         return turn
 
     def _leave(self, turn: Turn) -> None:
-        if turn in self._waiting:  # otherwise the turn was used
+        if turn in self._waiting:  # otherwise `wait` removed the turn
             self._waiting.remove(turn)
             self._update()
 

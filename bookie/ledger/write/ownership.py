@@ -78,7 +78,7 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class CloseDone:
-    """The ledger is CLOSED as the writer wanted."""
+    """The ledger is CLOSED at the last entry and length that the writer wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ class Pacing:
         return sum(1 << slot for slot in self.slots)
 
     def hold_back(self, slot: int, seconds: float) -> list[WriterEffect]:
-        """Pause a slot for `seconds`, but at least for `resend_seconds`.
+        """Send no batch to a slot for `seconds`, but at least for `resend_seconds`.
 
-        If the slot already pauses, the call changes nothing.
+        If the slot already has a pause, the call changes nothing.
         """
         effects: list[WriterEffect] = []
         paced = self.slots.get(slot)

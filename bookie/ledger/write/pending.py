@@ -41,7 +41,8 @@ class WriterLimits:
     replace_after_seconds: float = 3.0
     """The time in which a broken stream may reconnect before its bookie is replaced."""
     urgent_seconds: float = 0.1
-    """The shorter time to reconnect if the other bookies are too few for an ack quorum."""
+    """The time to reconnect, instead of `replace_after_seconds`, if an ack quorum needs the
+    slot."""
     spare_seconds: float = 1.0
     """The pause before the next search for newcomers, after a search found no newcomer."""
     changes_per_minute_max: int = 20
@@ -69,7 +70,7 @@ class PendingBatch:
     """The slots that acknowledged every entry of the batch that they must store."""
     confirmed: bool = False
     checksum_failed: int = 0
-    """The slots that once received damaged bytes of the batch."""
+    """The slots that reported damaged bytes of the batch once, and got the batch again."""
     overdue: bool = False
     """True if the batch's add timeout has passed while bookies were being replaced."""
 
@@ -85,7 +86,7 @@ class BatchWindow:
         """Accumulated payload bytes up to the last assigned id."""
         self.last_add_confirmed = NO_ENTRY
         self.length_confirmed = 0
-        """Accumulated payload bytes up to the LAC, which would be the length of a close now."""
+        """Accumulated payload bytes up to the LAC: the ledger's length if it were closed now."""
         self.pending: deque[PendingBatch] = deque()
         """Batches that are not confirmed, in id order; always a subset of `retained`."""
         self.retained: dict[int, PendingBatch] = {}

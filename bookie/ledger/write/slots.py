@@ -28,7 +28,7 @@ class Slots:
         """Slots whose streams broke or could not be opened, and have not reconnected."""
         self.dead = 0
         self.lost = 0
-        """The lost slots; all of them are dead."""
+        """The lost slots; every lost slot is also dead."""
         self.probing = 0
         """Dead slots that get the next batch as a probe."""
         self.probes: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Slots:
         return new
 
     def lose(self, slot: int) -> None:
-        """Mark a slot as lost: its acknowledgements are void, and it gets no more requests."""
+        """Mark a slot as lost: its acknowledgements are void, and no more requests go to it."""
         self.disconnect(slot)
         self.dead |= 1 << slot
         self.lost |= 1 << slot

@@ -7,11 +7,11 @@ batch its ids, sends it, confirms it, and tells the driver when to drop its byte
 module runs per entry.
 
 A batch is confirmed when each of its classes has Qa acknowledgements and all earlier batches are
-confirmed; before that, it is **pending**. The last add confirmed (LAC) advances only when a batch
-is confirmed, to the batch's last id. A batch is **retained** until all its slots, except dead
-slots, have acknowledged it. So a bookie that reconnects receives the batches that it missed, and a
-slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as the other
-bookies form ack quorums, and replaces the bookie if there is a spare.
+confirmed. Before the confirmation, a batch is **pending**. The last add confirmed (LAC) advances
+only when a batch is confirmed, to the batch's last id. A batch is **retained** until all its slots,
+except dead slots, have acknowledged it. So a bookie that reconnects receives the batches that it
+missed, and a slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as
+the other bookies form ack quorums, and replaces the bookie if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
@@ -29,8 +29,8 @@ ledger at its LAC, unless another client took the ledger or confirmed entries ar
 
 **Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. If the
 ledger is still OPEN and belongs to this writer, the bookie failed, or a client fenced the ledger
-without a recovery. Then the bookie counts as lost, and errors report that the bookie has fenced the
-ledger. If another client has taken the ledger, the writer fails.
+without a recovery. A bookie with such a fence counts as lost, and errors report that the bookie has
+fenced the ledger. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
 The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return
@@ -52,8 +52,8 @@ ledger.
 
 **Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for this answer.
 The writer sends batches to this bookie slowly (`pacing`). If the bookie accepts nothing for a long
-time, and a pending batch needs it, the writer ends. If only a close or room for appends needs the
-bookie, the writer skips it.
+time, and a pending batch needs the bookie, the writer ends. If only a close or room for appends
+needs the bookie, the writer skips the bookie.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
 after a force. An acknowledgement that no force has covered is dropped when the bookie's stream
@@ -363,12 +363,12 @@ class LedgerWriter:
         return self.delivery.skip(slots) + self._await_returns()
 
     def _lose(self, slots: int) -> list[WriterEffect]:
-        """Drop acknowledgements of bookies that may have lost data; mark them for replacement."""
+        """Drop acknowledgements of bookies that may have lost data, and mark their slots as due."""
         self.replacements.want(slots)
         return self.delivery.lose(slots) + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
-        """Use a bookie again, and send it the batches that it missed."""
+        """Use a slot's bookie again, and send it the batches that the bookie missed."""
         bit = 1 << slot
         self.replacements.keep(bit)
         return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
@@ -551,7 +551,7 @@ class LedgerWriter:
     def _on_unknown_owner(self) -> list[WriterEffect]:
         if self.state is WriterState.DRAINING and not self.window.retained:
             self.fenced_by = 0
-            return []  # the close will decide
+            return []  # the close will show who owns the ledger
         self._check_is_paused = True
         return [StartTimer(("recheck", 0), self.limits.retry_seconds)]
 

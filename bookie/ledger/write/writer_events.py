@@ -61,7 +61,7 @@ taken.
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The driver has a new batch; this event is allowed only if `LedgerWriter.may_append`."""
+    """The driver has a new batch; send this event only if `LedgerWriter.may_append` allows it."""
 
     count: int
     payload_bytes: int
@@ -131,7 +131,7 @@ class SlotSilent:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The slot's bookie has another incarnation; it may have lost all acknowledged entries."""
+    """The slot's bookie has another incarnation, and may have lost all acknowledged entries."""
 
     slot: int
     epoch: int = 0

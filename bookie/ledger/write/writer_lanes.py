@@ -72,7 +72,7 @@ class _Slot:
         loop.call_later(seconds, self._tell_silent, self.lane.heard_at)
 
     def _tell_silent(self, heard_at: float) -> None:
-        if self.lane.is_up and self.lane.heard_at == heard_at:  # no answer and no break since
+        if self.lane.is_up and self.lane.heard_at == heard_at:  # the bookie is still silent
             self._tell(SlotSilent(self._slot, self._epoch))
 
     def _tell(self, event: WriterEvent) -> None:
@@ -123,7 +123,7 @@ class WriterLanes:
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
-        """Join the lanes of all bookies except `lost`: those bookies have new incarnations."""
+        """Join the lanes of all bookies except `lost`; the lost bookies have new incarnations."""
         self._is_used = True
         self._tell_domains()
         for slot, bookie_id in zip(self._slots, self._bookies, strict=True):

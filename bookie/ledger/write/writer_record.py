@@ -1,9 +1,8 @@
 """The ephemeral record of a writing client, which exists as long as the client's session.
 
-A ledger names its writer (`LedgerMetadata.writer_id`). While that writer's record exists, no
-auditor recovers the ledger automatically. The metadata store deletes the record when the client's
-session ends. A client that lost its session writes the record again, with the same id, in its new
-session.
+A ledger names its writer (`LedgerMetadata.writer_id`). While the writer's record exists, no auditor
+recovers the ledger automatically. The metadata store deletes the record when the client's session
+ends. A client that lost its session writes the record again, with the same id, in its new session.
 
 A client writes its record before it creates or claims its first ledger. So a client that only reads
 ledgers needs no right to write to the metadata store.
@@ -43,7 +42,7 @@ _log = event_log(__name__)
 
 
 class WriterRecord:
-    """Writes the record of one client when it is first needed, and keeps it until `close`.
+    """Writes a client's record when the record is first needed, and keeps the record until `close`.
 
     Args:
         store: the metadata store, whose session owns the record; must stay open until `close`
