@@ -101,7 +101,7 @@ class LedgerMetadata:
     """Payload bytes of a closed ledger; 0 if it is not closed."""
     custom_metadata: Mapping[str, bytes] = field(default_factory=dict)
     c_token: int = 0
-    """A random number of each attempt to create the ledger; it identifies the creator."""
+    """The random number of the attempt that created the ledger; it identifies this attempt."""
     writer_id: str = ""
     """The client that writes or wrote the ledger (`keys.writer`); empty if unknown."""
 

@@ -1,11 +1,11 @@
 """Forgets a bookie whose data is lost, unless the bookie may have had the last copy of an entry.
 
 To forget a bookie, `BookieLosses` deletes or replaces the bookie's cookie. No other bookie may be
-forgotten between the examination of the ledgers and the change of the cookie. Otherwise two bookies
-could be forgotten at once, because each of the two seems to have copies. So each change of a cookie
-also writes the parent key of all cookies. The change fails if this key has another version than
-before the examination. So one of two concurrent changes fails. The caller of the failed change
-examines the ledgers again, and sees that the other bookie is lost.
+forgotten between the examination of the ledgers and the change of the cookie. Two concurrent calls
+could forget two bookies at once, because each call counts the copies of the other bookie. So each
+change of a cookie also writes the parent key of all cookies. The change fails if this key has
+another version than before the examination. So one of two concurrent changes fails. The caller of
+the failed change examines the ledgers again, and sees that the other bookie is lost.
 
 A cookie still exists after the disks of its bookie are lost. So if a bookie starts empty without an
 operator's command, only copies on registered bookies count. An operator can know which disks still

@@ -39,7 +39,7 @@ def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Return a ledger's keys of proofs for the day of `proof`, the day before and the day after."""
+    """Return a ledger's proof keys for the day of `proof`, for the day before and the day after."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)

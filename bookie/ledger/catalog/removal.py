@@ -66,7 +66,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope is inside this scope. In these cases, this call deleted nothing.
+            scope is inside this scope. A call that raises this error has deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
@@ -81,7 +81,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
             await store.delete_recursive(f"/{name}", condition=condition)
         await store.delete(keys.REMOVAL, version=removal.version)
     except (BadVersionError, NoSuchKeyError):
-        return True  # another call finished the same removal
+        return True  # another call has finished this removal
     return True
 
 

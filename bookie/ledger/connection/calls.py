@@ -59,7 +59,7 @@ class Calls(Generic[T]):
         self._outcomes.put_nowait(outcome)
 
     async def next(self) -> T:
-        """Wait for the oldest outcome that `next` has not returned, and return it."""
+        """Return the oldest outcome that `next` has not returned yet; wait if there is none yet."""
         return await self._outcomes.get()
 
     async def __aenter__(self) -> Self:

@@ -6,7 +6,8 @@ all entries.
 
 The plan handles one ledger after the other. So memory holds one ledger's metadata, and a few
 numbers for each bookie. If the sizes of all devices are known, the *fill* of a bookie is its bytes
-divided by the size of its device. Otherwise, the fill is the number of its bytes.
+divided by the size of its device. If the size of any device is unknown, the fill of each bookie is
+the number of its bytes.
 
 A bookie is *balanced* if its fill differs from the mean by at most `BALANCED_SHARE` of the mean. A
 move goes from a bookie above the mean to a writable bookie below the mean. At least one of a move's

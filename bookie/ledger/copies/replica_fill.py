@@ -2,8 +2,8 @@
 
 A fill handles only fragments whose entries no longer change. `CopyCheck` reads and verifies the
 bookie's own copies. `EntryCopier` copies good entries from the other members of the write sets.
-Then `CopyCheck` reads the repaired copies once more. At the end, the bookie must have the same
-incarnation as at the beginning, because another incarnation may have lost entries.
+After the repair, `CopyCheck` reads the repaired copies once more. At the end, the bookie must have
+the same incarnation as at the beginning, because another incarnation may have lost entries.
 """
 
 from __future__ import annotations

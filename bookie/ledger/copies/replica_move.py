@@ -118,7 +118,7 @@ class ReplicaMove:
         Args:
             ledger_id: the ledger.
             gone: the bookies to replace.
-            lock: the ledger's lock. None is allowed only if no bookie reclaims copies, as in a
+            lock: the ledger's lock. `lock` may be None only if no bookie reclaims copies, as in a
                 simulation.
 
         Raises:
@@ -307,8 +307,8 @@ class ReplicaMove:
 
         Entries that the newcomer already lists are copied, too, because they may be damaged or not
         durable yet. An earlier attempt of this process copied the entries below `following[slot]`.
-        These entries are copied again only if the newcomer no longer lists them. Between the locks
-        of two attempts, the newcomer may reclaim entries.
+        Entries below `following[slot]` are copied again only if the newcomer no longer lists them.
+        Between the locks of two attempts, the newcomer may reclaim entries.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
         done = following.get(slot, fragment.first_entry_id)

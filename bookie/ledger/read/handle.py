@@ -228,8 +228,8 @@ class ReaderHandle:
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
         """Read one entry from the preferred replica; return no entry after any failure.
 
-        This fast path has no state machine, timers or task, so it needs half of the processor time
-        of a `RangeRead`. After a failure, the caller uses a `RangeRead`.
+        `_read_one` uses no state machine, timer or task, so it needs half of the processor time of
+        a `RangeRead`. After a failure, the caller uses a `RangeRead`.
         """
         metadata = self._found.value
         slot = self._quorum.member(entry_id, self._replica)

@@ -12,8 +12,9 @@ serves the part. If a replica does not answer soon, a second replica is asked as
 answer with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica can serve
 the id, the read waits for the shortest pause that a replica asked for. The read waits at most
 `rate_patience_seconds` for one id. The read fails only if all replicas failed for the same id. If
-all replicas deny the entry, the read ends with `NoSuchEntryError`. Otherwise the read asks all
-replicas again, in `attempts_max` rounds, and then ends with the error of one replica.
+all replicas deny the entry, the read ends with `NoSuchEntryError`. If a replica failed for another
+reason, the read asks all replicas again, in `attempts_max` rounds, and then ends with the error of
+one replica.
 """
 
 from __future__ import annotations

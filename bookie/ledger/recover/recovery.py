@@ -31,8 +31,8 @@ their original LAC, so no LAC exceeds the last entry that the writer had acknowl
 
 Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
 stored on other bookies; only the compare-and-set that closes the ledger names these bookies
-(`recovery_tail`). The other bookies take over slots from the first entry that is not yet on an ack
-quorum. Other bookies never take over entries of an earlier fragment, because reading starts in the
+(`recovery_tail`). A new bookie takes over its slot from the first entry that is not yet on an ack
+quorum. New bookies never take over entries of an earlier fragment, because reading starts in the
 last fragment. After a recovery that stopped early, the next recovery uses none of its results.
 
 Another bookie takes over a failed slot only if no ack quorum is possible without it. A slow bookie

@@ -3,7 +3,8 @@
 The metadata store may be restored from a backup that was made before a writer replaced bookies.
 After such a restore, the ledger's last fragment names former bookies, which correctly deny later
 entries. A recovery asks only the bookies of the last fragment, so it would close the ledger too
-early. The other registered bookies can also be asked, and may have the later entries.
+early. `find_unnamed_entries` also asks the other registered bookies, which may have the later
+entries.
 
 A bookie that was replaced may be the only bookie with some entries that were never acknowledged.
 Unacknowledged entries look like acknowledged entries. So a program must not drop unacknowledged

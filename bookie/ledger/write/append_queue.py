@@ -119,8 +119,8 @@ class AppendQueue:
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
         """Queue one or more entries; `future` gets the range of ids when all entries are confirmed.
 
-        Usually all entries fit into the open group. Otherwise, bisection finds how many entries fit
-        into each group, so that only C code runs per entry.
+        Usually all entries fit into the open group. If they do not fit, bisection finds how many
+        entries fit into each group, so that only C code runs per entry.
         """
         count = len(new.payloads)
         group = self._open

@@ -20,8 +20,8 @@ def refusal_to_close(
 ) -> BookieError | None:
     """Return None if `found` is closed at the writer's last entry and length, else an error.
 
-    It does not matter who closed the ledger: another client, or this writer by a write whose answer
-    was lost.
+    The result is the same if another client closed the ledger, or if the answer to this writer's
+    close was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """

@@ -102,9 +102,10 @@ class WriterHandle:
     When an append returns, its entry is durable on an ack quorum. Readers can read the entry soon
     afterwards, because the writer sends the new LAC to the bookies at once. If the process is
     killed before the writer sends the LAC, a recovery makes the entry readable. Appends may be
-    concurrent; entry ids follow the order of the calls. `async with` closes the ledger. All calls
-    must come from the event loop that created the writer; other calls raise BadRequestError. If a
-    writer is dropped without `close`, its ledger stays open, and Python emits a ResourceWarning.
+    concurrent; entry ids follow the order of the calls. The end of an `async with` block closes the
+    ledger. All calls must come from the event loop that created the writer; other calls raise
+    BadRequestError. If a writer is dropped without `close`, its ledger stays open, and Python emits
+    a ResourceWarning.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Pacing:
             paced = self.slots[slot] = PacedSlot()
             effects.append(StartTimer(("patience", slot), self._limits.rate_patience_seconds))
         elif paced.is_waiting:
-            return []  # this answers a request from before the pause
+            return []  # the answer is about a request from before the pause
         else:
             effects.append(CancelTimer(("paced", slot)))
         paced.is_waiting, paced.allowed, paced.under_way = True, 1, frozenset()

@@ -169,7 +169,7 @@ class LedgerWriter:
     # -- queries of the driver -----------------------------------------------------------------
 
     def may_append(self, *, full: bool) -> bool:
-        """True if an `Append` is allowed now; pass `full` if the next batch cannot grow further."""
+        """True if an `Append` is allowed now; pass ``full=True`` if the next batch is full."""
         eager = full or len(self.window.pending) < self.limits.eager_batches_max
         has_room = self.window.has_room
         return eager and has_room and self.state is WriterState.OPEN and self.error is None

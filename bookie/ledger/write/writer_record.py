@@ -96,7 +96,7 @@ class WriterRecord:
         await asyncio.wait([self._task])
         if self._following is not None and not self._following.done():
             self._following.set_exception(ClientClosedError("the client was closed"))
-            self._following.exception()  # its callers may be cancelled
+            self._following.exception()  # mark the error as seen: the callers may be cancelled
         with suppress(BookieError, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS_MAX), self._serial:
                 record = await self._store.get(self._key)
@@ -135,7 +135,7 @@ class WriterRecord:
         except BookieError as error:
             if not begun.done():
                 begun.set_exception(error)
-                begun.exception()  # its callers may be cancelled
+                begun.exception()  # mark the error as seen: the callers may be cancelled
                 self._following = None  # the next caller tries again
 
     async def _follow_session(self, events: AsyncIterator[SessionEvent]) -> None:
