@@ -263,7 +263,8 @@ class WriterHandle:
             LedgerFencedError: another client took over the ledger. After this error and the errors
                 below, the outcome is unknown; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.
-            NotEnoughBookiesError: no ack quorum answered within the add timeout.
+            NotEnoughBookiesError: no ack quorum answered within the add timeout. During an ensemble
+                change, the append waits longer.
             TooManyRequestsError: a bookie limits the client's rate, and accepted nothing for
                 ``client.rate_patience_seconds``.
             LedgerError, RequestError: a bookie refused the add; the writer ends.
