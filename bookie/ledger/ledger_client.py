@@ -42,7 +42,7 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 UNCLAIMED = "bookie.unclaimed"
-"""A key of custom metadata, which a ledger has until a client becomes its writer (see `claim`)."""
+"""A key of custom metadata: the ledger was created without a writer, and has none yet (`claim`)."""
 
 CREATE_ATTEMPTS_MAX = 10
 """The most ids tried for a new ledger; another client may have chosen the same id itself."""

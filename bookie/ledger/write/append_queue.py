@@ -21,7 +21,7 @@ from bookie.ledger.connection.calls import fresh, settle
 
 
 class NewEntries(NamedTuple):
-    """Entries to append together; each entry consists of `prefix` and one of the payloads.
+    """One or more entries to append together; each entry consists of `prefix` and one payload.
 
     The lists in this object must not change after its creation.
     """
