@@ -22,6 +22,22 @@ MOVING = "bookie/ledger/copies/replica_move.py"
 
 CLIENT_MUTANTS = (
     Mutant(
+        "a force settles callers that came while it ran",
+        "bookie/ledger/write/append_queue.py",
+        "        self._covered, self._waiting = self._waiting, []\n",
+        "        self._covered = None\n",
+        ("tests/unit/ledger/write/test_handle.py::test_a_force_covers_what_returned_before_it",),
+        "Appends that no bookie has synced count as durable.",
+    ),
+    Mutant(
+        "a force forgets the failure domains",
+        "bookie/ledger/write/deferred.py",
+        "if not is_enough(acked & force.done, batch):",
+        "if not self.quorum.is_acknowledged(acked & force.done, batch.classes):",
+        ("tests/unit/ledger/write/test_writer_change.py::test_a_force_spans_domains_as_well",),
+        "Appends that only one rack has synced count as durable.",
+    ),
+    Mutant(
         "a repair stores under any incarnation",
         "bookie/ledger/copies/entry_copier.py",
         ".recovery(await self._incarnations.of(target))",

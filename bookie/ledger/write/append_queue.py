@@ -205,3 +205,40 @@ class ConfirmationWaiters:
         """Fail all waiters, each with its own copy of the error, because the writer has ended."""
         waiting, self._waiting = self._waiting, deque()
         settle((waiter for _, waiter in waiting), None, error)
+
+
+class ForceWaiters:
+    """The callers of `WriterHandle.force`.
+
+    A force that is under way may not cover the appends that returned after it began. So callers
+    that come during a force wait for the next force.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Future[None]] = []
+        self._covered: list[Future[None]] | None = None
+        """The callers from before the force under way; None if no force is under way."""
+
+    def add(self, waiter: Future[None]) -> None:
+        self._waiting.append(waiter)
+
+    def begun(self) -> None:
+        """Note that a force has begun, which covers all callers so far."""
+        self._covered, self._waiting = self._waiting, []
+
+    def done(self, error: BookieError | None) -> bool:
+        """Settle the callers of the force that ended; return True if others need another force.
+
+        If no force was under way, nothing had to be forced, or the writer has ended. This outcome
+        applies to all callers.
+        """
+        covered, self._covered = self._covered, None
+        if covered is None:
+            covered, self._waiting = self._waiting, []
+        settle(covered, None, error)
+        return bool(self._waiting)
+
+    def fail(self, error: BookieError) -> None:
+        """Fail all callers, each with its own copy of the error, because the writer has ended."""
+        self.done(error)
+        self.done(error)

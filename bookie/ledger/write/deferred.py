@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookie.ledger.quorum import Quorum
@@ -65,14 +66,20 @@ class DeferredSync:
         if self._round is not None:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
-    def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force; return its durable batches, and True if all its batches are durable."""
+    def end(
+        self, is_enough: Callable[[int, PendingBatch], bool]
+    ) -> tuple[list[PendingBatch], bool]:
+        """End the force; return its durable batches, and True if all its batches are durable.
+
+        Args:
+            is_enough: returns True if a batch is safe on the slots of a bit mask.
+        """
         force = self._round
         assert force is not None
         self._round = None
         synced = []
         for batch, acked in zip(force.batches, force.acked, strict=True):
-            if not self.quorum.is_acknowledged(acked & force.done, batch.classes):
+            if not is_enough(acked & force.done, batch):
                 break
             assert self.unsynced[0] is batch
             synced.append(self.unsynced.popleft())

@@ -73,12 +73,15 @@ class Delivery:
 
         The slots in `expected` count as if they had acknowledged the batch.
         """
-        acked, quorum = (batch.acked | expected) & self.countable, self.quorum
-        if not quorum.is_acknowledged(acked, batch.classes):
+        return self.is_enough((batch.acked | expected) & self.countable, batch)
+
+    def is_enough(self, acked: int, batch: PendingBatch) -> bool:
+        """True if `acked` contains an ack quorum for the whole batch, in enough domains."""
+        if not self.quorum.is_acknowledged(acked, batch.classes):
             return False
         domains = self.ack_domains
         return domains is None or domains.is_enough(
-            acked, (quorum.windows[index] for index in batch.classes)
+            acked, (self.quorum.windows[index] for index in batch.classes)
         )
 
     def confirm(self, effects: list[WriterEffect]) -> None:

@@ -44,6 +44,7 @@ from bookie.ledger.quorum import mask_of, slots_of
 from bookie.ledger.write.append_queue import (
     AppendQueue,
     ConfirmationWaiters,
+    ForceWaiters,
     NewEntries,
     PendingAppends,
 )
@@ -169,7 +170,7 @@ class WriterHandle:
         self._on_client_closed = partial(_abandon, weakref.ref(self))
         """A weak reference, because the pool must not keep a writer alive that its user dropped."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
-        self._forcers: list[asyncio.Future[None]] = []
+        self._forcers = ForceWaiters()
         self._flushers = ConfirmationWaiters()
         self._acknowledged_id = self.last_entry_id
         """The id of the last entry whose append has returned; with deferred sync, it may exceed the
@@ -359,7 +360,7 @@ class WriterHandle:
         if self._abandoned:
             raise ClientClosedError("the client was closed")
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._forcers.append(waiter)
+        self._forcers.add(waiter)
         self._step(Force())
         await waiter
 
@@ -425,7 +426,7 @@ class WriterHandle:
             self._pool.linger(self._lac_sent.told)
         self._abandoned = True
         self._close_failed(error)
-        self._forced(error)
+        self._forcers.fail(error)
 
     def _require_here(self) -> None:
         """Raise an error in any thread or event loop other than the writer's.
@@ -509,6 +510,7 @@ class WriterHandle:
             case SendLac(lac, slots):
                 self._send_lac(lac, slots)
             case SendForce(force, slots):
+                self._forcers.begun()
                 for slot in slots_of(slots):
                     self._spawn_force(force, slot)
             case ForceDone(error):
@@ -625,8 +627,8 @@ class WriterHandle:
             self._pool.off_close(self._on_client_closed)
 
     def _forced(self, error: BookieError | None) -> None:
-        waiters, self._forcers = self._forcers, []
-        settle(waiters, None, error)
+        if self._forcers.done(error):
+            self._loop.call_soon(self._step, Force())
         self._schedule_flush()
 
     def _closed(self, metadata: LedgerMetadata) -> None:

@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bookie.env.backoff import Backoff
-from bookie.errors import BookieError, ForeignEnsembleError, LedgerFencedError, NoSuchLedgerError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ForeignEnsembleError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+)
 from bookie.ledger.exchange import (
     MetadataConflict,
     MetadataFailed,
@@ -54,7 +60,11 @@ class StillOurs:
 
 @dataclass(frozen=True, slots=True)
 class LedgerTaken:
-    """The writer has ended: another client has taken the ledger, or the ledger does not exist."""
+    """The writer has ended.
+
+    Another client has taken the ledger, the ledger does not exist, or its metadata is too large for
+    another change.
+    """
 
     error: BookieError
 
@@ -206,7 +216,8 @@ class LedgerOwnership:
             case MetadataWritten(version):
                 self.metadata, self.version = change.proposal, version
                 return [], Changed(change)
-            case MetadataFailed(NoSuchLedgerError() as error):
+            # A bad request never reached the store: the metadata has become too large.
+            case MetadataFailed((NoSuchLedgerError() | BadRequestError()) as error):
                 return [], LedgerTaken(error)
             case MetadataFailed(error):
                 self.silence = error

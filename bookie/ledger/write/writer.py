@@ -582,7 +582,7 @@ class LedgerWriter:
         assert self.deferred is not None
         number = self.deferred.number
         assert number is not None
-        synced, complete = self.deferred.end()
+        synced, complete = self.deferred.end(self.delivery.is_enough)
         for batch in synced:
             self.window.advance(batch)
         error = None if complete else not_synced(self.metadata.ledger_id, self.last_add_confirmed)

@@ -155,7 +155,10 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """Make all entries confirmed so far durable (deferred sync); only one force at a time."""
+    """Make all entries confirmed so far durable (deferred sync).
+
+    During a force this event does nothing. The driver repeats it after the end of this force.
+    """
 
 
 @dataclass(frozen=True, slots=True)

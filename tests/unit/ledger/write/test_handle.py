@@ -21,6 +21,7 @@ from bookie.errors import (
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.write.handle import WriterHandle
+from bookie.ledger.write.writer_events import ForceAnswered
 from bookie.metadata.versioned import Versioned
 from bookie.wire.codec import parse_add_request
 from tests.unit.ledger.fake_pool import (
@@ -83,6 +84,45 @@ async def test_a_flush_ends_with_the_appends_before_it(deferred_sync: bool) -> N
         assert flush.done()
         assert writer.last_add_confirmed == (-1 if deferred_sync else 0)
         await writer.flush()
+
+
+async def test_a_force_covers_what_returned_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second force is called during the first, after an append that the first does not cover."""
+    monkeypatch.setattr(WriterHandle, "_spawn_force", lambda *_: None)
+    async with fake_pool() as pool:
+        writer = writer_on(pool, deferred_sync=True)
+        forces = []
+        for _ in range(2):
+            append = pool.tasks.create_task(writer.append(b"x"))
+            await turns()
+            for slot in range(3):
+                pool.lane(slot).answer()
+            await append
+            forces.append(pool.tasks.create_task(writer.force()))
+            await turns()
+        for number in range(2):
+            for slot in range(3):
+                writer.take(ForceAnswered(number, slot, Status.OK))
+            await turns()
+            assert [force.done() for force in forces] == [True, number == 1]
+            assert writer.last_add_confirmed == number
+
+
+async def test_forces_of_an_abandoned_writer_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the one under way and the one that waits for it."""
+    monkeypatch.setattr(WriterHandle, "_spawn_force", lambda *_: None)
+    async with fake_pool() as pool:
+        writer = writer_on(pool, deferred_sync=True)
+        append = pool.tasks.create_task(writer.append(b"x"))
+        await turns()
+        for slot in range(3):
+            pool.lane(slot).answer()
+        await append
+        forces = [pool.tasks.create_task(failure_of(writer.force())) for _ in range(2)]
+        await turns()
+        writer.abandon()
+        for force in forces:
+            assert isinstance(await force, ClientClosedError)
 
 
 async def test_appends_of_one_turn_share_a_batch_and_its_bytes() -> None:

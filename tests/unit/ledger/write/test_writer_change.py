@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import (
+    BadRequestError,
     ForeignEnsembleError,
     LedgerFencedError,
     MetadataUnavailableError,
@@ -38,6 +39,9 @@ from bookie.ledger.write.writer_events import (
     Close,
     CloseFailed,
     Confirmed,
+    Force,
+    ForceAnswered,
+    ForceDone,
     LacAnswered,
     Release,
     ReplaceBookies,
@@ -298,6 +302,15 @@ def test_a_deleted_ledger_ends_the_writer() -> None:
     assert isinstance(failed_with(effects), NoSuchLedgerError)
 
 
+def test_metadata_that_is_too_large_for_a_change_ends_the_writer() -> None:
+    """The store was not asked, so to propose the same change again would change nothing."""
+    writer = writer_of()
+    writer.step(Append(1, 10))
+    proposed(writer)
+    error = failed_with(writer.step(MetadataFailed(BadRequestError("524289 bytes are too many"))))
+    assert isinstance(error, BadRequestError)
+
+
 @pytest.mark.parametrize("status", [Status.FENCED, Status.UNAUTHORIZED])
 def test_answers_about_the_ledger_are_heard_from_those_who_left(status: Status) -> None:
     """Rule 5: a replaced bookie may be the one that a recovery has fenced."""
@@ -528,6 +541,21 @@ def test_acknowledgements_may_have_to_span_domains() -> None:
     writer.step(Append(1, 10))
     assert kinds(answer(writer, 0, 0) + answer(writer, 0, 1)) == []
     assert Confirmed(0) in answer(writer, 0, 2)
+
+
+def test_a_force_spans_domains_as_well() -> None:
+    """Entries that are synced in one rack alone are lost with this rack."""
+    writer = connected(deferred_sync=True)
+    writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
+    confirmed(writer)
+    for number, lost in ((0, 2), (1, 1)):
+        writer.step(Force())
+        for slot in range(3):
+            status = Status.IO_ERROR if slot == lost else Status.OK
+            effects = writer.step(ForceAnswered(number, slot, status))
+        (done,) = (effect for effect in effects if isinstance(effect, ForceDone))
+        assert (done.error is None) is (lost == 1)
+        assert writer.last_add_confirmed == (0 if lost == 1 else -1)
 
 
 def test_a_bookie_whose_domain_is_missed_is_replaced() -> None:
