@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl
 
 from bookie.cluster import keys
@@ -22,6 +23,7 @@ from bookie.metadata.model import NOT_EXISTS, Check, Put
 from bookie.metadata.rights import PARTS, Kind
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.outcome import RECEIPTS
+from bookie.metadata.zookeeper.tree import HOME
 from tests.conformance.streams import CREATED, next_changes
 from tests.servers.guarded import GuardedStore, guarded, guarded_zookeeper
 from tests.servers.zookeeper import ZooKeeperServer, single_server
@@ -168,6 +170,25 @@ async def test_lists_that_would_lock_out_their_maker_are_refused(
     async with open_store(guarded.uri) as store:
         with pytest.raises(ConfigurationError, match=r'metadata\.access = "kinds"'):
             await store.restrict()
+
+
+async def test_nodes_outside_of_scopes_cannot_be_deleted(tmp_path: Path) -> None:
+    """ZooKeeper asks the node above for the right to delete a node."""
+    with single_server(tmp_path) as server:
+        async with open_store(f"zk://{server.address}/bookies") as store:
+            await store.put("/a/b", b"")
+            await store.delete("/a/b")  # which removes the node /a as well
+        client = KazooClient(hosts=server.address)
+        client.start(timeout=60)
+        try:
+            kept = client.get_children(HOME)
+            assert set(kept) == {"receipts", "removals"}
+            for name in kept:
+                with pytest.raises(NoAuthError):
+                    client.delete(f"{HOME}/{name}")
+        finally:
+            client.stop()
+            client.close()
 
 
 async def test_a_reader_who_may_write_nowhere_reads(tmp_path: Path) -> None:

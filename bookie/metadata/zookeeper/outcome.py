@@ -34,7 +34,6 @@ from bookie.metadata.zookeeper.client import (
     SessionEndedError,
 )
 from bookie.metadata.zookeeper.requests import (
-    ACL,
     BAD_VERSION,
     NO_AUTH,
     NO_CHILDREN_FOR_EPHEMERALS,
@@ -44,26 +43,21 @@ from bookie.metadata.zookeeper.requests import (
     OPEN_ACL_UNSAFE,
     CreateNode,
     GetData,
-    Id,
     Multi,
     MultiRefusedError,
     NodeError,
     NodeOperation,
-    Permissions,
     SetData,
     ZnodeStat,
 )
 from bookie.metadata.zookeeper.session import ZooKeeperLink
-from bookie.metadata.zookeeper.tree import HOME
+from bookie.metadata.zookeeper.tree import HOME, LASTING_ACL
 
 RECEIPTS_MAX = 128
 """The most writes under way at once; further writes wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
 """Error codes of refusals which show that our view of the tree is outdated."""
-
-LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Access control of a node whose children every client may create, and no client may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The parent node of all sessions' receipts; a receipt shows if a write was done."""
@@ -256,7 +250,8 @@ class Receipts:
             self._note(session, name, exists=False)
             if await self._is_create_denied(name):
                 raise _refusal(NO_AUTH)
-            self._link.send(CreateNode(HOME, b""))  # the next answer shows if `HOME` exists
+            # The answer to the next request shows if `HOME` exists.
+            self._link.send(CreateNode(HOME, b"", LASTING_ACL))
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
             except NodeError as error:

@@ -35,7 +35,7 @@ from bookie.metadata.zookeeper.requests import (
     SetData,
 )
 from bookie.metadata.zookeeper.session import ZooKeeperLink
-from bookie.metadata.zookeeper.tree import HOME, KEPT, PARENT, REMOVALS, Scope
+from bookie.metadata.zookeeper.tree import HOME, KEPT, LASTING_ACL, PARENT, REMOVALS, Scope
 
 _REMOVAL_ATTEMPTS = 20
 _REMEMBERED_MAX = 10_000
@@ -157,7 +157,7 @@ class Parents:
 
     async def make_guard(self) -> None:
         """Make the node `REMOVALS`; raises the errors of `ZooKeeperLink.make`."""
-        await self._link.make(HOME, CreateNode(HOME, b""))
+        await self._link.make(HOME, CreateNode(HOME, b"", LASTING_ACL))
         await self._link.make(REMOVALS, CreateNode(REMOVALS, b"", _GUARD_ACL))
 
     async def remove_empty(self, keys: Iterable[str]) -> None:

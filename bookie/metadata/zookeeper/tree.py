@@ -50,6 +50,7 @@ from bookie.metadata.zookeeper.requests import (
     DeleteNode,
     Id,
     NodeOperation,
+    Permissions,
     SetData,
     ZnodeStat,
 )
@@ -60,6 +61,9 @@ KEPT = b"\0bookie: parent of sequential records\0"
 
 HOME = "/.bookie"
 """The node above all nodes that lie outside of scopes."""
+
+LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
+"""Access control of a node whose children every client may create, and no client may delete."""
 
 REMOVALS = f"{HOME}/removals"
 """The node that a transaction writes when it removes a parent or turns a parent into a record.
