@@ -248,7 +248,7 @@ def _defined(change: Change) -> list[LogName] | None:
         return None
     found = []
     for event in change.events:
-        namespace, log, rest = event.key.split("/", 4)[2:]
-        if rest == "definition":
-            found.append(LogName(namespace, log))
+        match event.key.split("/")[2:]:  # some watches also report parents, such as `/logs/default`
+            case namespace, log, "definition":
+                found.append(LogName(namespace, log))
     return found
