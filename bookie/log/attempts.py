@@ -1,4 +1,4 @@
-"""Repeat a compare-and-set if another process was faster, or if the outcome is unknown."""
+"""Repeat a compare-and-set that lost to another process, or whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bookie.errors import (
 T = TypeVar("T")
 
 UNANSWERED = (MetadataUnavailableError, SessionLostError)
-"""Errors after which a writer looks again: a write without an answer may have happened."""
+"""After these errors, a caller reads the state again: the failed write may have taken effect."""
 
 PAUSE_SECONDS_MIN = 0.01
 """The first pause between attempts that need only the metadata store."""
@@ -75,7 +75,7 @@ class Attempts:
         self.is_in_doubt = False
         """True if the outcome of a proposal is unknown.
 
-        The proposal may be the state that an attempt reads, or it may take effect later.
+        The next attempt may already read the proposed state. Or the proposal takes effect later.
         """
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
@@ -91,7 +91,8 @@ class Attempts:
         """Wait before the next attempt.
 
         Raises:
-            MetadataError: `error` itself, if another attempt would not help.
+            MetadataError: `error` itself, unless another process changed the value first, or the
+                outcome of a proposal is unknown.
         """
         may_be_made = isinstance(error, UNANSWERED) and self.is_in_doubt
         if not (isinstance(error, BadVersionError) or may_be_made):

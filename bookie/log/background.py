@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def ignore_error(future: asyncio.Future[Any]) -> None:
-    """Mark the error of a finished future as seen, because another future reports it."""
+    """Mark the error of a finished future as seen, because another future reports the error."""
     if not future.cancelled():
         future.exception()
 
@@ -75,6 +75,6 @@ class Background(Generic[T]):
                 await asyncio.wait([self._task])
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._call.close()  # if it was cancelled before it began, nobody awaited it
+        self._call.close()  # a task that was cancelled before its start never awaited it
         if cancelled is not None:
             raise cancelled

@@ -2,10 +2,10 @@
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
 by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log
-is created while this machine's clock contradicts all bookies that answer. Otherwise the wrong time
-would be stored in ledgers and records.
+is created while this machine's clock contradicts the clocks of all bookies that answer. Such a
+ledger and its records would store the wrong time.
 
-A bookie tells its time in the answer to ``GetInfo``. The check then computes the bookie's present
+A bookie's answer to ``GetInfo`` contains the bookie's time. The check computes the bookie's present
 time from this answer and from this machine's monotonic clock. So a step of this machine's wall
 clock does not change the computed time.
 """
@@ -23,7 +23,7 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0
-"""A clock is wrong if it differs by more seconds than this from all others.
+"""A machine's clock is wrong if it differs by more seconds than this from all bookies' clocks.
 
 Data is deleted at ages of half a day or more, so an hour does no harm.
 """
@@ -33,13 +33,13 @@ ASKED_MAX = 5
 TELLERS_MIN = 2
 """The fewest bookies that must tell their time before a deletion.
 
-A smaller cluster needs all its bookies. One bookie is too few: a sweep may run on its machine and
-share its wrong clock.
+In a smaller cluster, all bookies must tell their time. One bookie is too few: a sweep may run on
+the bookie's machine and share this machine's wrong clock.
 """
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
-"""For this time, no bookie is asked again, because an owner may have thousands of partitions."""
+"""Bookies' answers are reused for this time, because an owner may have thousands of partitions."""
 
 _log = event_log(__name__)
 
@@ -84,8 +84,8 @@ class ClockCheck:
         now.
 
         Raises:
-            ClockError: this machine's clock contradicts every bookie; the message has the
-                difference.
+            ClockError: this machine's clock contradicts every bookie's clock; the message has the
+                smallest difference.
         """
         if again:
             self._asked_at = None

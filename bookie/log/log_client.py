@@ -41,8 +41,8 @@ PARTITION_TAG = "bookie.log.partition"
 CREATED_TAG = "bookie.log.created_ms"
 """Key in the custom metadata of a log's ledgers: the creation time, in ms since 1970.
 
-The creator of the ledger had compared its clock with clocks of bookies. A copy made by a compaction
-has the time of its newest original."""
+The creator of the ledger compares its clock with bookies' clocks first. A ledger that a compaction
+creates has the time of the newest ledger that the compaction copied into this ledger."""
 
 ASKED_EACH = 4
 """The number of bookies to ask for each bookie that a ledger needs."""
@@ -129,8 +129,8 @@ class LogClient:
         """Create a log. Fields that `policy` does not set are taken from the namespace's policy.
 
         The call creates the log first, and then replaces the stored policy of this name by
-        `policy`. So if the log cannot be created, nothing changes. If `policy` is None, a stored
-        policy of this name stays.
+        `policy`. If the log cannot be created, the stored policy does not change. If `policy` is
+        None, a stored policy of this name stays.
 
         Raises:
             LogExistsError: the name is taken.
@@ -213,7 +213,7 @@ class LogClient:
         return await self.ledgers.create(shape, custom_metadata, created_ms=created_ms)
 
     async def require_answers(self, shape: LedgerShape) -> None:
-        """Check, before a ledger is created, that enough bookies answer to write it.
+        """Check, before a ledger is created, that enough bookies answer for this new ledger.
 
         Raises:
             NotEnoughBookiesError: too few bookies answer.
@@ -230,7 +230,7 @@ class LogClient:
             )
 
     async def require_recoverable(self, ledger_id: int) -> None:
-        """Check, without fencing a ledger, that enough of its bookies answer to find its end.
+        """Check, without fencing, that enough bookies of a ledger answer to find the ledger's end.
 
         Raises:
             NotEnoughBookiesError: too few bookies of the last ensemble answer.

@@ -26,7 +26,7 @@ class MemberProfile:
     logs: tuple[str, ...] = ()
     """The names of the logs that the member wants the group to consume."""
     pattern: str = ""
-    """A pattern for further logs of one namespace, such as ``orders-*``; empty for none."""
+    """A pattern for further logs of one namespace, such as ``orders-*``; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class GroupAssignment:
     """One assignment of a group: the partitions of each member."""
 
     generation: int = 0
-    """The number of the assignment; it rises by one with each change."""
+    """The number of the assignment, which rises by one with each change."""
     leader: str = ""
     """The member that wrote the assignment, as information for people."""
     changed_ms: int = 0

@@ -45,7 +45,7 @@ class ConsumerGroup:
         self._store = store
 
     async def read_assignment(self) -> Versioned[GroupAssignment]:
-        """Read the assignment; empty and of version `NOT_EXISTS` if no assignment was written yet.
+        """Read the assignment. Without a record, the result is empty and has version `NOT_EXISTS`.
 
         Raises:
             FormatError: the record is damaged, or of a newer version.
@@ -62,7 +62,7 @@ class ConsumerGroup:
 
         Raises:
             BadVersionError: the assignment has another version, or a condition does not hold.
-            MetadataUnavailableError: unknown whether the change was made.
+            MetadataUnavailableError: the store did not answer; the change may have been made.
         """
         put = Put(self.assignment_key, encode_group_assignment(assignment), version)
         operations: list[Operation] = [put, *conditions]

@@ -66,7 +66,7 @@ class LogDefinition:
     partitions: int = 1
     created_ms: int = 0
     is_deleted: bool = False
-    """True while the log is being deleted; nobody may open it."""
+    """True while the log is being deleted; nobody may open such a log."""
 
     def validate(self) -> None:
         """Check the fields.
@@ -124,7 +124,7 @@ class LogOwner:
     """Host and process, or a name that the owner chose. Several owners may share a name."""
     since_ms: int
     claim: str = ""
-    """A random text that differs for two owners of one name in one millisecond."""
+    """A random text; it distinguishes two owners with the same `name` and the same `since_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class LogHead:
     start_offset: int = 0
     """The first offset that was not truncated: all entries before it were truncated."""
     has_producers: bool = False
-    """True if the newest closed range has a snapshot of producers. A truncation leaves that range,
+    """True if the newest closed range has a snapshot of producers. A truncation keeps that range,
     even if all of its entries are before `start_offset`."""
 
     @property

@@ -1,8 +1,8 @@
 """The policy of a log: quorum, digest, limits for new ledgers, retention, quota, partitions.
 
 The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``,
-version 1. A field that is absent or null is inherited. A log inherits from its namespace, and a
-namespace from the cluster's defaults.
+version 1. A field that is absent or null is inherited. A log inherits fields from its namespace,
+and a namespace inherits fields from the cluster's defaults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 class LogPolicy:
     """The policy of a log, a namespace or the cluster; a field of None is inherited.
 
-    Sizes are bytes, times are seconds.
+    Fields that end in ``_bytes`` are in bytes; fields that end in ``_seconds`` are in seconds.
 
     Raises:
         BadRequestError: a value is out of range, or the quorums contradict each other.
@@ -40,7 +40,7 @@ class LogPolicy:
     """After this many bytes, a partition continues in a new ledger; 0 means never."""
 
     roll_seconds: int | None = None
-    """After this time, a partition continues in a new ledger; 0 means never."""
+    """After this many seconds, a partition continues in a new ledger; 0 means never."""
 
     retention_bytes: int | None = None
     """At least this number of bytes of each partition is kept; 0 means no limit by size.
@@ -103,7 +103,8 @@ class LogPolicy:
         """Return this policy; each field that is None here comes from `inherited`.
 
         Raises:
-            BadRequestError: the quorums of both policies together contradict each other.
+            BadRequestError: the sizes of the ensemble and the quorums in the result contradict each
+                other.
         """
         own, other = asdict(self), asdict(inherited)
         return LogPolicy(

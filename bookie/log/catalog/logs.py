@@ -278,7 +278,7 @@ class LogManager:
                 await self._store.delete_recursive(f"{name.key}/{part}", condition=condition)
             await self._store.delete(condition.key, version=condition.version)
         except (BadVersionError, NoSuchKeyError):
-            return  # another process removed it
+            return  # another process removed the log
 
     async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
         """Write the missing heads, to wake up the readers that watch these heads."""
@@ -336,8 +336,8 @@ class LogManager:
 
         Raises:
             BadVersionError: the head has another version; read the head again.
-            NoSuchLogError: the log was deleted.
-            MetadataUnavailableError: unknown whether the change was made.
+            NoSuchLogError: `version` is `NOT_EXISTS`, and the log was deleted.
+            MetadataUnavailableError: the store did not answer; the change may have been made.
         """
         stats = await self.commit_heads([(partition, head, version, sealed)])
         return Versioned(head, stats[0])
@@ -352,7 +352,7 @@ class LogManager:
         A head of version `NOT_EXISTS` is created. The result is the new version of each head.
 
         Raises:
-            BadVersionError: one of the heads has another version.
+            BadVersionError: a head has another version, or a condition in `others` does not hold.
             NoSuchLogError: the log of a head to create was deleted.
             BadRequestError: the changes need too many operations for one transaction. Each head,
                 each sealed chunk, each operation in `others`, and each log with a head to create
@@ -402,7 +402,7 @@ class LogManager:
         return None if record is None else decoded(decode_log_chunk, record)
 
     async def delete_chunks(self, partition: LogPartition, numbers: Iterable[int]) -> None:
-        """Delete chunks that the head no longer names. A chunk that is already gone is no error."""
+        """Delete chunks that the head no longer names. A chunk that does not exist is no error."""
         for number in numbers:
             try:
                 await self._store.delete(partition.chunk_key(number))
@@ -410,7 +410,7 @@ class LogManager:
                 continue
 
     async def chunk_numbers(self, partition: LogPartition) -> list[int]:
-        """Return the numbers of all chunks in the store, even of those that no head names."""
+        """Return the numbers of all chunks in the store, including chunks that no head names."""
         return [int(name) for name in await self._store.get_children(f"{partition.key}/chunks")]
 
     @asynccontextmanager
@@ -511,7 +511,7 @@ class LogManager:
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """Read an application's last batch; -1 of version `NOT_EXISTS` if it published no batch."""
+        """Read an application's last batch; without one, return -1 of version `NOT_EXISTS`."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)
@@ -536,7 +536,7 @@ class LogManager:
         }
 
     async def forget_application(self, name: LogName, application: str) -> None:
-        """Delete an application's last batch, so that its next batch counts as its first batch.
+        """Delete an application's last batch; the next batch then counts as the first batch.
 
         An unknown application is not an error.
         """

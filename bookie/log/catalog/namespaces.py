@@ -132,7 +132,7 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            KeyExistsError, BadVersionError: another call set a policy for the log.
+            KeyExistsError, BadVersionError: another call has changed the policy of the log.
             BadRequestError: the policy contradicts the policy of the namespace.
         """
         while True:
@@ -150,12 +150,12 @@ class NamespaceManager:
             except BadVersionError:
                 if (await self._record(namespace)).version == found.version:
                     raise
-                continue  # the namespace changed, or got the policy of another log; look again
+                continue  # the namespace changed, or another log in it got a policy; try again
             assert stat is not None
             return Versioned(policy, stat.version)
 
     async def clear_log_policy(self, namespace: str, log: str) -> None:
-        """Remove the policy that a log itself sets, if it has one."""
+        """Remove the policy that a log itself sets, if the log has such a policy."""
         try:
             await self._store.delete(_log_key(namespace, log))
         except NoSuchKeyError:

@@ -9,8 +9,8 @@ sticky      of all complete and balanced assignments, the rule chooses one that 
             partitions from members that stay in the group
 =========== ====================================================================================
 
-The result depends on the members, the partitions and the former shares, but not on the order in
-which they are given.
+The result depends on the members, the partitions and the former shares, but not on the order of
+members or partitions in the arguments.
 """
 
 from __future__ import annotations

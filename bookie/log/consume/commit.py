@@ -16,7 +16,7 @@ from bookie.metadata.versioned import Versioned
 
 @dataclass(frozen=True, slots=True)
 class AutoCommit:
-    """When to commit finished records: after a time or a number of records, whichever is first."""
+    """Limits of time and count; finished records are committed when the first limit is reached."""
 
     every_seconds: float = 5.0
     every_records: int = 1000
@@ -58,14 +58,14 @@ class HeldCursor:
     async def commit(self, offset: int) -> None:
         """Move the cursor to `offset`, so that the next consumer continues there.
 
-        An offset below the committed one is ignored: a commit never moves a cursor back. The commit
-        is durable when the call returns.
+        An offset below the committed offset is ignored: a commit never moves a cursor back. The
+        commit is durable when the call returns.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the cursor was moved; commit
-                again.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may
+                have been moved. Commit again.
         """
         async with self._serial:
             if self._lost is not None:
@@ -96,7 +96,7 @@ class HeldCursor:
         self._found = found
 
     async def _why_deleted(self) -> CursorLostError | NoSuchLogError:
-        """Return NoSuchLogError if the log was deleted, too; else CursorLostError."""
+        """Return NoSuchLogError if the log was also deleted; otherwise return CursorLostError."""
         try:
             await self._client.definition(self._record.partition.name)
         except NoSuchLogError as error:
@@ -112,9 +112,12 @@ async def take_cursor(
     If the cursor does not exist, it is created at the offset that `start` returns.
 
     Raises:
-        NoSuchCursorError: the cursor does not exist, and `start` is None.
+        NoSuchCursorError: the cursor does not exist and `start` is None, or another process deleted
+            the cursor during this call.
         NoSuchLogError: the log was deleted.
-        MetadataUnavailableError, SessionLostError: unknown whether the cursor was taken.
+        MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may have
+            been taken.
+        BookieError: the errors of `start`.
     """
     owner = unique_owner(client)
     while True:

@@ -7,9 +7,9 @@
             ...
             await consumer.commit()
 
-**At least once**: a record counts as consumed when it is committed. The records after the last
-commit are delivered again after a crash, or after another consumer took over. An automatic commit
-includes a record only after the application has asked for the next record.
+**At least once**: a record counts as consumed when the record is committed. The records after the
+last commit are delivered again after a crash, or when another consumer takes the cursor. An
+automatic commit includes a record only after the application has asked for the next record.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class LogConsumer:
     """The consumer of one partition: an async context manager, and an async iterator of records.
 
     `async with` waits until no other consumer holds the cursor. Use the consumer from one task at a
-    time. If a call is cancelled, no record is lost: the next call returns it.
+    time. If a call is cancelled, no record is lost: the next call returns the same record.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class LogConsumer:
         self._partition = partition
         place = checked_place(start, start_time)
         self._start: Place | None = place if create else None
-        """The place at which a new cursor begins; if None, the cursor must already exist."""
+        """The place at which a new cursor begins; None if the cursor must already exist."""
         self._auto_commit = auto_commit
         self._flow = RecordFlow(self._poll, auto_commit)
         self._entered: PartitionConsumer | None = None
@@ -191,12 +191,12 @@ class LogConsumer:
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor: a fencing token, larger than that of every former consumer."""
+        """The epoch of the cursor: a fencing token. Every former consumer had a smaller token."""
         return self._consumer.cursor.token
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out. `commit` stores this offset."""
+        """The offset after the last record that was given out; ``commit()`` commits this offset."""
         return self._consumer.position
 
     @property
@@ -210,24 +210,24 @@ class LogConsumer:
         The number includes control records, but not truncated entries.
 
         Raises:
-            UnavailableError: too few bookies answered to tell where the partition ends.
+            UnavailableError: too few bookies answered, so the end of the partition is unknown.
         """
         earliest, end = await self._reading.bounds(self.partition)
         return max(0, end - max(self.position, earliest))
 
     @checked
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
-        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
+        """Mark all given-out records as consumed, or all records up to and including `up_to`.
 
         If `up_to` is an offset, the records before this offset are marked. An offset below the
-        committed one is ignored. The commit is durable when the call returns.
+        committed offset is ignored. The commit is durable when the call returns.
 
         Raises:
             CursorLostError: another consumer has the cursor, or the cursor was reset or deleted.
             NoSuchLogError: the log was deleted.
             BadRequestError: `up_to` was not given out yet, or is in another partition.
-            MetadataUnavailableError, SessionLostError: unknown whether the commit was made; commit
-                again.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the commit may
+                have been made. Commit again.
         """
         self._client.require_here()
         await self._consumer.commit_up_to(up_to)

@@ -35,7 +35,7 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
 CursorStep = Callable[[LogCursor], LogCursor]
-"""A function from the present value of a cursor to its next value."""
+"""A function that computes the next value of a cursor from the present value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class CursorRecord:
     written                      the change is made
     another version is stored    read the stored cursor: either it is the proposal, or another
                                  process changed the cursor first
-    unknown                      read until the store answers, then as above. If the old version is
-                                 still stored, write the *same* proposal again
+    unknown                      read until the store answers, then react as above. If the old
+                                 version is still stored, write the *same* proposal again
     ============================ =================================================================
 
     The stored cursor is the proposal if both have the same value, so two proposals must have
@@ -98,7 +98,8 @@ class CursorRecord:
 
         Raises:
             NoSuchCursorError: the cursor does not exist.
-            MetadataUnavailableError: the store did not answer within the session timeout.
+            MetadataUnavailableError, SessionLostError: the store did not answer within the session
+                timeout.
         """
 
         async def read() -> Versioned[LogCursor]:
@@ -115,7 +116,8 @@ class CursorRecord:
         Raises:
             NoSuchCursorError: the cursor was deleted.
             NoSuchLogError: the cursor did not exist yet, and the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the change may
+                have been made.
         """
 
         async def write() -> Versioned[LogCursor]:
@@ -145,7 +147,8 @@ class CursorRecord:
 
         Raises:
             NoSuchCursorError: the cursor does not exist.
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the change may
+                have been made.
         """
         found = await self.read()
         while True:
@@ -176,7 +179,7 @@ class Cursors:
         time: Moment | None = None,
         protected: bool = True,
     ) -> None:
-        """Create a cursor on each partition. To finish an interrupted creation, call this again.
+        """Create a cursor on each partition. After an interruption, call `create` again.
 
         The cursor begins at `start` or, if `time` is given, at the first record of `time` or later.
         If neither is given, the cursor begins at the earliest record. Retention keeps the records
@@ -207,15 +210,16 @@ class Cursors:
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
         """Move a cursor to `offset`, so that the next consumer continues there.
 
-        An offset below the committed one is ignored: a commit never moves a cursor back.
+        An offset below the committed offset is ignored: a commit never moves a cursor back.
         `Cursors.commit` is for programs that read without a `LogConsumer`. Several programs may
         commit at the same time.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
             BadRequestError: the offset is after the end of the partition.
-            UnavailableError: too few bookies answered to tell where the partition ends.
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            UnavailableError: too few bookies answered, so the end of the partition is unknown.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the change may
+                have been made.
         """
         place = checked_place(offset)
         (record,) = await self._records(cursor, partition)
@@ -242,7 +246,8 @@ class Cursors:
             BadRequestError: one offset is given for several partitions, or an offset is after the
                 end.
             UnavailableError, CorruptionError: a read failed while the place was searched.
-            MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may
+                have been reset in some partitions.
         """
         place = checked_place(start, time)
         if isinstance(start, LogPosition):
@@ -265,7 +270,7 @@ class Cursors:
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
         """Set whether retention keeps the records that a cursor has not consumed.
 
-        A consumer that holds the cursor does not lose it.
+        A consumer that holds the cursor keeps the cursor.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -305,7 +310,7 @@ class Cursors:
 
         Raises:
             NoSuchCursorError: there is no such cursor.
-            UnavailableError: too few bookies answered to tell where a partition ends.
+            UnavailableError: too few bookies answered, so the end of a partition is unknown.
         """
         cursors = await self.all()
         if cursor is not None:

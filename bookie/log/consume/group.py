@@ -14,9 +14,9 @@ the partition's lock, and then takes the partition's cursor in a new epoch. The 
 group's name. The new epoch fences the former member. So even if two members act as leader, at most
 one member can commit for a partition.
 
-When the session of a dead member ends, the leader assigns its partitions to other members. If a
-member loses a cursor, for example by a reset, and the partition is still assigned to the member,
-the member takes the cursor again.
+When the session of a dead member ends, the leader assigns the partitions of this member to other
+members. If a member loses the cursor of an assigned partition, for example by a reset, the member
+takes the cursor again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class GroupMember:
     """One member of a group: an async context manager, and an async iterator of records.
 
     Use a member from one task at a time. If a call is cancelled, no record is lost: a later call
-    returns it. The records of one partition come in order.
+    returns the same record. The records of one partition come in order.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class GroupMember:
         """Wait for the next record of any partition and return it.
 
         Raises:
-            LogTruncatedError: the group's next record in a partition was truncated; reset its
-                cursor.
+            LogTruncatedError: the group's next record in a partition was truncated; reset the
+                partition's cursor.
             CorruptionError: a record cannot be read.
         """
         self._require_entered()
@@ -224,17 +224,18 @@ class GroupMember:
 
     @checked
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
-        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
+        """Mark all given-out records as consumed, or all records up to and including `up_to`.
 
         With `up_to`, only records of the partition of `up_to` are marked. Without `up_to`, records
         of partitions that this member no longer consumes are not marked, and no error is raised.
         The commit is durable when the call returns.
 
         Raises:
-            CursorLostError: another member has the cursor of a partition, or the cursor was reset.
-                The uncommitted records of this partition are delivered again. The records of the
-                other partitions are marked.
-            MetadataUnavailableError, SessionLostError: unknown whether the commit was made.
+            CursorLostError: another member has the cursor of a partition, or the cursor was reset
+                or deleted. The uncommitted records of this partition are delivered again. The
+                records of the other partitions are marked.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the commit may
+                have been made.
         """
         self._require_entered()
         if up_to is not None:
@@ -291,11 +292,11 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Begin to consume those `partitions` that are new; let the member release all others."""
+        """Begin to consume new `partitions`; release each partition that is not in `partitions`."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:
-                task.cancel()  # it waits for the lock
+                task.cancel()  # the task still waits for the lock
         for partition in sorted(self._wanted - self._serving.keys()):
             self._serve_soon(partition)
         self._stir()
@@ -308,7 +309,7 @@ class GroupMember:
     def _on_served(self, partition: LogPartition, _: asyncio.Task[None]) -> None:
         self._serving.pop(partition)
         if partition in self._wanted and self._error is None and not self._is_leaving:
-            self._serve_soon(partition)  # it was assigned again meanwhile
+            self._serve_soon(partition)  # the partition was assigned again meanwhile
 
     def _stir(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -318,7 +319,7 @@ class GroupMember:
     async def _serve(self, partition: LogPartition) -> None:
         """Consume a partition while it is assigned to this member.
 
-        If the cursor is lost meanwhile, take it again.
+        If this member loses the cursor meanwhile, take the cursor again.
         """
         assert self._participant is not None
         attempt = 0
@@ -343,7 +344,7 @@ class GroupMember:
             attempt = 0
             await self._keep(partition, consumer)
             if isinstance(consumer.error, NoSuchLogError):
-                await self._participant.pause(attempt)  # the leader will notice, too
+                await self._participant.pause(attempt)  # the leader will drop the log soon
             elif not isinstance(consumer.error, CursorLostError | None):
                 self._fail(consumer.error)
                 return
@@ -401,7 +402,7 @@ class GroupMember:
             task.cancel()
         self._want(())
         try:
-            # The body's error is not passed on, because the task group would wrap it.
+            # The task group must not get the body's error, because it would wrap this error.
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._resources.aclose()
@@ -413,7 +414,7 @@ def _random_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """The state of a group. Its parts are read one after another, so they may not fit together."""
+    """The state of a group. The fields are read one after another, so two fields may disagree."""
 
     name: str
     members: Mapping[str, MemberProfile]
@@ -437,7 +438,7 @@ async def group_status(client: LogClient, group: str, reading: LogReading) -> Gr
 
     Raises:
         NoSuchKeyError: the group has no member, and never had an assignment.
-        UnavailableError: too few bookies answered to tell where a partition ends.
+        UnavailableError: too few bookies answered, so the end of a partition is unknown.
     """
     found = ConsumerGroup(client.store, group)
     assignment = (await found.read_assignment()).value

@@ -1,7 +1,7 @@
 """The leader of a consumer group assigns partitions of logs to the members of the group.
 
 Every member is a candidate for leader. The leader watches the members and the logs. If the members
-change, or the logs that they want, the leader writes a new assignment. Each write is a
+change, or if the wanted logs change, the leader writes a new assignment. Each write is a
 compare-and-set that requires the leader's claim, so a former leader cannot write. The group
 consumes each log that at least one of its members wants.
 """
@@ -57,10 +57,10 @@ class GroupLeader:
             participant, group.leader_key, owner=member, on_change=self._on_change
         )
         self._partitions: dict[LogName, int] = {}
-        """The number of partitions of each log; dropped when the log is created or deleted."""
+        """The partition count of each log; a creation or deletion of the log drops its count."""
 
     async def run(self) -> None:
-        """Lead whenever this member is elected, until cancellation or the end of the client."""
+        """Lead whenever this member is elected, until a cancellation or the client's close."""
         attempt = 0
         try:
             await self._election.elect()
@@ -103,7 +103,7 @@ class GroupLeader:
                     key.rpartition("/")[2]: profile for key, profile in members.values.items()
                 }
                 logs.watch(_watched(profiles.values()))
-                if profiles:  # without any, this member's own record is missing for now
+                if profiles:  # without a profile, this member's own record is missing for now
                     await self._share_out(profiles)
                 await self._changed.wait()
 
@@ -111,7 +111,8 @@ class GroupLeader:
         """Compute the assignment, and write it if it differs from the stored assignment.
 
         Raises:
-            MetadataUnavailableError, SessionLostError: unknown whether the assignment was written.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the assignment may
+                have been written.
         """
         partitions = [str(one) for one in await self._wanted(profiles.values())]
         while True:
@@ -188,7 +189,7 @@ class DefinitionWatch:
         while True:
             try:
                 async with self._store.watch(prefix) as changes:
-                    self._on_change(None)  # for changes before the watch
+                    self._on_change(None)  # because of changes before the watch began
                     async for change in changes:
                         names = _defined(change)
                         if names is None or names:
@@ -206,14 +207,14 @@ class DefinitionWatch:
 
     async def __aexit__(self, *_: object) -> None:
         self.watch(())
-        # The body's error is not passed on, because the task group would wrap it.
+        # The task group must not get the body's error, because it would wrap this error.
         await self._tasks.__aexit__(None, None, None)
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
     """Split a pattern ``namespace/glob``; return the namespace and the pattern of log names.
 
-    A pattern without a namespace is for the default namespace.
+    A pattern without a namespace applies to the default namespace.
 
     Raises:
         BadRequestError: the namespace is not a valid name.

@@ -7,8 +7,8 @@ commit; the lock alone does not ensure this:
 ============================ =====================================================================
 event                        reaction
 ============================ =====================================================================
-the session may have ended   no record is given out until the session is certainly alive, not even
-                             the rest of a batch (`RecordFlow` asks `may_give` for that)
+the session may have ended   the consumer gives out no record until the session is certainly alive,
+                             not even the rest of a batch (`RecordFlow` checks `may_give`)
 the session was lost, and    the consumer claims the lock again. If the cursor is still in this
 no other consumer waits      consumer's epoch, the consumer continues; otherwise the cursor is lost
 the session was lost, and    the lock and the cursor are lost. A commit that was sent before takes
@@ -49,7 +49,7 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 CERTAIN_SECONDS = 0.001
-"""The time for which a result of `may_give` is reused; to compute it takes as long as a record."""
+"""`may_give` reuses a true result for this time: a new check costs as much time as a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class ConsumedBatch:
 class PartitionConsumer:
     """The consumption of one partition by one consumer, from `hold` to `close`.
 
-    `take` does not wait: it returns a batch, or None if none is ready. After None, `on_news` is
-    called when another call of `take` may return a batch.
+    `take` never waits: `take` returns a batch, or None if no batch is ready. After None, `on_news`
+    is called when another call of `take` may return a batch.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PartitionConsumer:
         self._certain_until = 0.0
         """Until this time of the event loop `may_give` is True; 0 after a change of the lock."""
         self._room = asyncio.Event()
-        """Set while no batch waits to be taken."""
+        """Set while no batch waits for a call of `take`."""
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -138,9 +138,8 @@ class PartitionConsumer:
         holds neither the lock nor the cursor.
 
         Raises:
-            NoSuchCursorError: the cursor does not exist, and `start` is None.
-            NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the cursor was taken.
+            BookieError: the errors of `take_cursor`.
+            MetadataClosedError: the metadata store was closed.
         """
         try:
             await self._lock.wait_to_hold()
@@ -184,7 +183,9 @@ class PartitionConsumer:
         return ConsumedBatch(self.partition, self.cursor.token, batch)
 
     async def commit_up_to(self, up_to: LogRecord | LogPosition | int | None) -> None:
-        """Commit all records that were given out, or all up to and including `up_to`.
+        """Commit all records that were given out, or all records up to and including `up_to`.
+
+        If `up_to` is an offset, the records before this offset are committed.
 
         Raises:
             BadRequestError: `up_to` was not given out yet, or is in another partition.
