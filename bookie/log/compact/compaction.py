@@ -3,7 +3,7 @@
 =========================== ======================================================================
 step                        work, and the leftovers after a crash
 =========================== ======================================================================
-`plan_compaction`           one process reads the chains; a crash leaves nothing
+`plan_compaction`           one process reads the chains; a crash leaves no leftovers
 `copy_group`                any number of processes: each writes and closes a new ledger. A crash
                             leaves a ledger that no range names; a sweep deletes it a day later
 `publish_compaction`        one process for each partition puts the new ledgers into the head by
@@ -14,7 +14,7 @@ step                        work, and the leftovers after a crash
 Entries keep their offsets. Control records are copied, too. An entry is copied byte for byte,
 except for one field of its record: the *greatest timestamp so far*. If the field is less than the
 field of an earlier record, as after several publishers, the copy gets the greater value. Searches
-for a time use this field; readers do not see it.
+for a time use this field; readers do not see this field.
 
 A compaction does not change the owner of a partition. If another process changes the head during a
 compaction, the compaction is applied to the newest head. If another process truncated or joined
@@ -121,7 +121,7 @@ class CopiedGroup:
     after: LogRange | None
     """The range of the new, closed ledger; None if the ledger could not be written."""
     reason: str = ""
-    """The reason why the copy failed; empty if it did not."""
+    """The reason why the copy failed; empty if the copy succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ class PublishedCompaction:
     joined: int = 0
     """The number of groups that became one range each."""
     size_bytes: int = 0
-    """Payload bytes of the ranges that the groups became."""
+    """Payload bytes of the new ranges."""
     overtaken: int = 0
     """The number of groups that another process truncated or joined first."""
     failures: tuple[str, ...] = ()
-    """The reasons why the other groups were not joined; a new compaction may join them."""
+    """The reasons why other groups were not joined; a later compaction may join these groups."""
 
 
 async def plan_compaction(
@@ -232,7 +232,7 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
             payloads.append(payload)
         new = NewEntries.of(payloads)
         future = writer.submit(new)
-        future.add_done_callback(ignore_error)  # after an error the others are not awaited
+        future.add_done_callback(ignore_error)  # after an error, nobody awaits the other futures
         unconfirmed.append((new.total_bytes, future))
         unconfirmed_bytes += new.total_bytes
         while unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
@@ -249,8 +249,8 @@ async def publish_compaction(
     """Replace ledgers of a partition by their copies in the head, and delete the originals.
 
     One compare-and-set publishes all copies. Copies that cannot be published are deleted. After a
-    MetadataError, the outcome of the compare-and-set is unknown; a sweep deletes the ledgers that
-    no range names.
+    MetadataError, the outcome of the compare-and-set is unknown. A later sweep then deletes the
+    ledgers that no range names.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -298,7 +298,7 @@ class _Publication:
         numbers = sorted(number for number in self._chunks if number < head.first_chunk)
         await client.logs.delete_chunks(partition, numbers)
         failures = [*self._refused.values()]
-        # If the group of a failed copy is gone, the copy is overtaken, and no failure.
+        # If the ranges of a failed copy are gone, the group counts as overtaken, not as failed.
         failures += [
             one.reason
             for one in self._copies

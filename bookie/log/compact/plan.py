@@ -30,7 +30,7 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 PIECES_MAX = 4096
-"""The most pieces that become one range. Their ledgers are opened one after the other."""
+"""The most pieces that become one range. A copy opens the pieces' ledgers one by one."""
 
 RETENTION_SHARE = 10
 """A joined range has at most one tenth of the bytes or of the time that retention keeps."""
@@ -45,7 +45,7 @@ class CompactionLimits:
     target_bytes: int = 1024 * 1024 * 1024
     """The most payload bytes of a joined range."""
     span_ms_max: int = MAX_ID
-    """The most ms between the last record of the first piece and that of the last piece."""
+    """The most ms between the end times of the first piece and the last piece of a joined range."""
 
     def validate(self) -> None:
         """Check the sizes.
@@ -60,7 +60,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """Return limits so low that joins make retention keep at most a tenth more."""
+        """Return limits with which joined ranges make retention keep at most a tenth more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE

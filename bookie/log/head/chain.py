@@ -91,7 +91,7 @@ def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
     """Close the oldest open range at `end`. If the range is empty, remove it from the chain.
 
     Raises:
-        BadRequestError: `end` belongs to another ledger.
+        BadRequestError: the ledger of `end` is not the ledger of the oldest open range.
     """
     at = len(head.ranges) - len(head.open_ranges)
     if at == len(head.ranges) or head.ranges[at].ledger_id != end.ledger_id:
@@ -102,7 +102,7 @@ def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
         found, last_entry_id=end.last_entry_id, end_ms=end_ms, size_bytes=end.size_bytes
     )
     kept = (closed,) if closed.count else ()
-    # The next range had no base because this one was open.
+    # The next range had no base offset while this range was open.
     behind = tuple(
         replace(one, base_offset=closed.end_offset if index == 0 else None)
         for index, one in enumerate(head.ranges[at + 1 :])
@@ -229,7 +229,7 @@ def truncated(
 
 
 def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
-    """Return the index of the last range that begins at or before `offset`; -1 if none does."""
+    """Return the index of the last range that begins at or before `offset`; -1 if there is none."""
     known = [one.base_offset for one in ranges if one.base_offset is not None]
     return bisect_right(known, offset) - 1
 
@@ -247,12 +247,12 @@ def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
 
 
 CHUNKS_REWRITTEN_MAX = 48
-"""The most chunks that one change of a head writes, so that they surely fit one transaction."""
+"""The most chunks that one change of a head writes. One transaction has room for these chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedRanges:
-    """Consecutive closed ranges, and one range with copies of their entries that replaces them."""
+    """Consecutive closed ranges, and the joined range, which has copies of all their entries."""
 
     before: tuple[LogRange, ...]
     after: LogRange

@@ -8,13 +8,13 @@ another version is stored    read the stored head. If it is the head that was to
                              change is made. Otherwise, in the same epoch, make the change on the
                              stored head; in another epoch, raise LogTakenOverError: the change may
                              have been made before the takeover (`may_name`)
-unknown                      read until the store answers, then as above. If the old version is
-                             still stored, write the *same* head again: if both writes arrive, they
-                             must not differ
+unknown                      read until the store answers, then react as above. If the old version
+                             is still stored, write the *same* head again. Then the result is the
+                             same if both writes take effect
 ============================ =====================================================================
 
-The store may make a write although its answer is lost. If another process then truncates the
-partition, the owner does not find its own head in the store, and applies its step again. So each
+The store may make a write whose answer is lost. If another process then truncates the partition,
+ the owner does not find its own head in the store, and applies its step again. So each
 step leaves a head unchanged if the head already has the change.
 """
 
@@ -32,10 +32,10 @@ from bookie.log.head.chain import LedgerEnd, seal, with_closed, with_ledger
 from bookie.metadata.versioned import Versioned
 
 HeadStep = Callable[[LogHead], LogHead]
-"""A function from a head to the changed head, made from :mod:`bookie.log.head.chain`."""
+"""A function that returns a changed head, by functions of :mod:`bookie.log.head.chain`."""
 
 HeadCheck = Callable[[], Awaitable[object]]
-"""A function that raises an error if a step must no longer be taken."""
+"""A function that raises an error if the owner must no longer apply its step."""
 
 
 def adding(ledger_id: int) -> HeadStep:
@@ -111,7 +111,8 @@ class HeadKeeper:
             LogTakenOverError: another owner has the partition. If an earlier write got no answer,
                 the change may have been made before the takeover (`may_name`).
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the change may
+                have been made.
         """
         while True:
             head, sealed = seal(step(self.head))
@@ -174,7 +175,7 @@ class HeadKeeper:
 
 
 def taken_over_error(partition: LogPartition, head: LogHead) -> LogTakenOverError:
-    """Return the error for a former owner: it names the owner in `head`, if any."""
+    """Return the error for a former owner. The error names the owner in `head`, if there is one."""
     owner = head.owner
     if owner is None:
         return LogTakenOverError(f"another process has owned {partition} meanwhile")

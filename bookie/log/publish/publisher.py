@@ -43,7 +43,7 @@ PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2
 """The most partitions of a batch. The records of the application and the log take 2 operations."""
 
 _HEADS_RANGES_MAX = 4000
-"""The most ranges in all heads of a log together; a range takes up to 120 bytes."""
+"""The most ranges in the heads of one transaction together; a range takes up to 120 bytes."""
 
 _HEAD_RANGES_MIN = 16
 
@@ -162,7 +162,7 @@ class LogPublisher:
         stay. An unknown application is no error.
 
         Raises:
-            MetadataError: the metadata store failed; the record may remain, which does no harm.
+            MetadataError: the metadata store failed; the record may remain, and does no harm.
         """
         self._client.require_here()
         await self._client.logs.forget_application(self._name, application_id)
@@ -232,7 +232,7 @@ class LogPublisher:
                 _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
 
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
-        """True if the batch was published after `before` was read: by an earlier attempt."""
+        """True if an earlier attempt of this call published the batch, after `before` was read."""
         if not wanted:
             return look.last.value == batch
         # One transaction changed all partitions or none, so one partition shows the outcome.
@@ -327,7 +327,7 @@ def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
 def _changes(
     look: _Look, wanted: _Wanted
 ) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
-    """Return the new heads. If the transaction has room, move their oldest ranges to chunks."""
+    """Return the new heads. If the transaction has room, move the oldest ranges to chunks."""
     room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
     ranges_max = head_ranges_max(look.definition.partitions)
     chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)

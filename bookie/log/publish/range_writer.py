@@ -1,8 +1,8 @@
 """Write records of a transactional log to the writer's own ledgers, and cut them into ranges.
 
-No reader sees a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of
+No reader sees a range before its publication (:mod:`bookie.log.publish.publisher`). An executor of
 a pipeline writes records and cuts them into ranges. The executor sends each small `PendingRange` to
-the driver, which publishes it.
+the driver, which publishes the range.
 
 One ledger has the ranges of many batches. If the ledger is too large or too old for the log's
 policy, or has failed, the next range begins in a new ledger. A sweep deletes a ledger that is older
@@ -43,14 +43,14 @@ APPLICATION_TAG = "bookie.log.application"
 """Key in the custom metadata of a publisher's ledgers. The value is the application's id."""
 
 LEDGER_SECONDS_MAX = 12 * 3600
-"""No range begins in a ledger older than this: half the age at which a sweep deletes ledgers."""
+"""No range begins in an older ledger. A sweep deletes ledgers at twice this age."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRange:
-    """Durable records that no reader sees before they are published.
+    """Durable records that no reader sees before their publication.
 
     All fields are numbers, so a range can be sent as JSON (``PendingRange(**fields)``) or pickled.
     """
@@ -78,9 +78,9 @@ class PendingRange:
 
 
 _Encoded: TypeAlias = Callable[[int], tuple[list[bytes], int]]
-"""Encodes the records of an append, given the range's greatest timestamp before them.
+"""Encodes the records of an append; the argument is the range's greatest timestamp before it.
 
-Returns the entries, and the greatest timestamp after them.
+Returns the entries, and the greatest timestamp including these entries.
 """
 
 
@@ -147,7 +147,7 @@ class RangeWriter:
 
         Raises:
             BadRequestError: the record is too large, its timestamp is too far ahead of the clock,
-                or it cannot be encoded.
+                or the record cannot be encoded.
             LogClosedError: an earlier append of the range failed, or the writer is closed.
             BookieError: the errors of `WriterHandle.append`; this error makes the range fail.
         """
@@ -185,13 +185,13 @@ class RangeWriter:
 
     async def _append(self, encoded: _Encoded) -> None:
         current, payloads, greatest_ms = await self._accept(encoded)
-        # There is no await in between: `cut` would not see this append, and lose its records.
+        # No `await` may stand between these lines: `cut` would miss this append, and lose records.
         await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
         """Raise BadRequestError if `greatest_ms` is too far ahead of the clock.
 
-        If the clock was set since it was compared with clocks of bookies, compare it first.
+        If the clock was set after its last comparison with bookies' clocks, compare it first.
         """
         try:
             self._latest.require(greatest_ms)
@@ -242,11 +242,11 @@ class RangeWriter:
     async def _accept(self, encoded: _Encoded) -> tuple[_RangeInWork, list[bytes], int]:
         """Return the range for an append, the encoded entries, and their greatest timestamp.
 
-        The caller must append the entries without an `await` in between; this keeps the order.
+        The caller must append the entries before its next `await`, to keep the order of calls.
         """
         self._client.require_here()
-        # A lock admits its callers in order. While others wait, a later append waits behind them,
-        # even if the range has begun. A cut waits, too.
+        # A lock admits its callers in order. While earlier appends wait, a later append or `cut`
+        # waits behind these appends, even if the range has begun.
         async with self._beginning:
             if self._range is None:
                 self._require_open()
@@ -383,7 +383,7 @@ def _encoded(
 ) -> tuple[list[bytes], int]:
     """Return the encoded records, and the range's greatest timestamp after these records."""
     try:
-        # A record is a tuple, and bytes do not take a tuple.
+        # For a `NewRecord`, which is a tuple, the addition raises TypeError.
         prefix = plain_prefix(now_ms, greatest_ms=greatest_ms)
         return [prefix + value for value in records], max(now_ms, greatest_ms)  # type: ignore[operator]
     except TypeError:

@@ -57,7 +57,7 @@ class HeadWatch:
                 await self.close()
                 await asyncio.sleep(self._retry_seconds)
             except BaseException:
-                # An interrupted watch cannot continue; the next call begins a new one.
+                # An interrupted watch cannot continue; the next call begins a new watch.
                 await self.close()
                 raise
 

@@ -61,7 +61,7 @@ class PartitionsReader:
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """Move the reader of one partition, or all readers, to a place: the next record is there.
+        """Move the reader of one partition, or all readers, to a place: reading continues there.
 
         Raises:
             BadRequestError: the place is not valid, or there is no such partition.
@@ -167,8 +167,8 @@ async def open_reader(
 ) -> LogReader | PartitionsReader:
     """Return a reader of a log or one of its partitions, as `BookKeeper.log_reader` describes.
 
-    If `start` or `end` is an offset, it applies to each partition. If `start` or `end` is a
-    position, the reader must read one partition only.
+    If `start` or `end` is an offset, this offset applies to each partition. If `start` or `end` is
+    a position, the reader must read one partition only.
 
     Raises:
         NoSuchLogError: there is no such log.

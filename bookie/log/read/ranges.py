@@ -131,13 +131,13 @@ class LogRanges:
             return ranges[range_of_time(ranges, timestamp_ms) :]
 
     async def of_entry(self, ledger_id: int, entry_id: int) -> LogRange:
-        """Return the range that contains the entry, or will contain it, or ends right before it.
+        """Return the range that contains the entry, will contain it, or ends right before it.
 
         The search reads the chunks one by one, newest first, so it is slower than `from_offset`.
 
         Raises:
-            LogTruncatedError: no range contains the entry: it was truncated, or copied by a
-                compaction.
+            LogTruncatedError: no range contains the entry: the entry was truncated, or a
+                compaction copied it.
             MetadataError: the metadata store failed.
         """
         while True:
@@ -178,9 +178,9 @@ class LogRanges:
         return found
 
     async def _first_chunk(self, is_before: Callable[[LogChunk], bool]) -> LogChunk | None:
-        """Return the first chunk for which `is_before` is false; None if it is true for all.
+        """Return the first chunk for which `is_before` is false; None if there is no such chunk.
 
-        `is_before` must be true for all chunks before the result, and false for all after it.
+        `is_before` must be true for all chunks before the result, and false for all later chunks.
         """
         low, high = self.head.first_chunk, self.head.next_chunk
         found = None
@@ -228,7 +228,7 @@ def _range_of_entry(ranges: Sequence[LogRange], ledger_id: int, entry_id: int) -
     for one in reversed(ranges):
         if one.ledger_id == ledger_id and one.first_entry_id <= entry_id:
             last = one.last_entry_id
-            # The position behind the last entry is a valid place: the begin of the next range.
+            # The entry id after the last entry is a valid place: the beginning of the next range.
             if last is None or entry_id <= last + 1:
                 return one
     return None

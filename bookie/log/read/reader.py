@@ -6,15 +6,15 @@ next offset, reads these ledgers, and then asks again:
 ==================================== ===========================================================
 case                                 reaction of the reader
 ==================================== ===========================================================
-closed ranges are next               it reads them by `read_runs`, without asking for a LAC
-an open range is next; with `follow` it reads the ledger's tail until the ledger is CLOSED, then
-                                     waits for the next range if necessary
-an open range is next; no `follow`   it reads up to the LAC, and stops
-no range has the next offset         with `follow`, it waits for a change of the head; without
-                                     `follow`, it stops
-a ledger or a chunk is missing       it reads the newest head, which shows the reason: a truncation,
-                                     a compaction, or an empty ledger
-the second of two open ranges is     it waits until the ledger of the first open range is CLOSED
+closed ranges are next               read these ranges by `read_runs`, without asking for a LAC
+an open range is next; with `follow` read the ledger's tail until the ledger is CLOSED, then wait
+                                     for the next range if necessary
+an open range is next; no `follow`   read up to the LAC, and stop
+no range has the next offset         with `follow`, wait for a change of the head; without
+                                     `follow`, stop
+a ledger or a chunk is missing       read the newest head, which shows the reason: a truncation, a
+                                     compaction, or an empty ledger
+the second of two open ranges is     wait until the ledger of the first open range is CLOSED
 next
 ==================================== ===========================================================
 
@@ -97,10 +97,10 @@ class LogReader:
     ) -> None:
         """Start at `start` (`LogStart`), or at the first record of the time `start_time` or later.
 
-        The reader stops before the record at `end`. With `follow`, it waits for further records; if
-        `end` is None, it never stops. Without `follow`, it also stops after the last confirmed
-        record. If the next record was truncated and `on_truncated` is ``skip``, the reader logs a
-        line and continues at the earliest record.
+        The reader stops before the record at `end`. With `follow`, the reader waits for further
+        records, and never stops if `end` is None. Without `follow`, the reader also stops after the
+        last confirmed record. If the next record was truncated and `on_truncated` is ``skip``, the
+        reader logs a line and continues at the earliest record.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -122,8 +122,7 @@ class LogReader:
         self._not_before_ms: int | None = None
         """Records are skipped until the first record of this time or later."""
         self._is_floating = False
-        """True while a reader from the earliest record has read none, so that its start may move.
-        """
+        """True while a reader from the earliest record has read nothing, so its start may move."""
         self._last: LogRecord | None = None
         self._seeks = 0
         self._is_sought = False
@@ -160,7 +159,7 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move to a place: the next record comes from there, even for a task that waits now.
+        """Move the reader to a place. Even a task that waits now gets its next record from there.
 
         A batch that `batches` has already yielded stays valid after a seek. But `records` yields no
         more records that were read before the seek.
@@ -175,11 +174,13 @@ class LogReader:
             self._waker.set_result(None)
 
     async def lag(self) -> int:
-        """Return the number of confirmed entries from `next_offset` on, or of all if it is None.
+        """Return the number of confirmed entries from `next_offset` on.
+
+        If `next_offset` is None, all confirmed entries that were not truncated count.
 
         Raises:
             NoSuchLogError: the log was deleted.
-            NotEnoughBookiesError: too few bookies answered to tell where the log ends.
+            NotEnoughBookiesError: too few bookies answered, so the end of the partition is unknown.
             MetadataError: the metadata store failed.
         """
         self._client.require_here()
@@ -213,8 +214,8 @@ class LogReader:
             NoSuchLedgerError: a ledger that the log names does not exist.
             UnauthorizedError: the password is wrong.
             NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
-            MetadataError: the metadata store failed. But while the reader waits for a change of the
-                head, it continues to wait if the store does not answer.
+            MetadataError: the metadata store failed. A reader that waits for a change of the head
+                continues to wait while the store does not answer.
             BadRequestError: another iteration of the reader has not ended.
         """
         async with self._iteration() as watch:
@@ -260,7 +261,7 @@ class LogReader:
         return batch
 
     async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
-        """Yield the entries from the target on; after a seek, those from the new target on."""
+        """Yield the entries from the target on; after a seek, continue at the new target."""
         while True:
             runs: Sequence[LedgerRun] = ()
             try:
@@ -272,7 +273,7 @@ class LogReader:
                 if runs:
                     async with aclosing(self._stretch(runs)) as stretch:
                         async for found in stretch:
-                            # A seek may come in each `await` and in the `yield`.
+                            # Another task may seek during each `await` and during the `yield`.
                             if not self._has_target():
                                 yield found
                             if self._has_target():
@@ -335,7 +336,7 @@ class LogReader:
         except NotEnoughBookiesError:
             if not self._follow:
                 raise
-            last = handle.last_entry_id  # the tail learns of more entries when bookies come back
+            last = handle.last_entry_id  # the tail finds more entries when bookies answer again
         if self._note_end(handle):
             return
         end = self._known_end
@@ -414,13 +415,13 @@ class LogReader:
         return max(end, self._ranges.head.start_offset)
 
     async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
-        """Return the offset of an entry; None if a seek came while it was searched."""
+        """Return the offset of an entry; None if a seek came during this search."""
         seeks = self._seeks
         while self._seeks == seeks:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
             if found.base_offset is not None:
                 return found.base_offset + target.entry_id - found.first_entry_id
-            # The head has the range before it open, but its ledger may have ended.
+            # In the head, the range before `found` is open. The ledger of that range may be CLOSED.
             before = self._ranges.ranges[-2]
             try:
                 if await confirmed_end(before, self._ranges, self._readers) is not None:
@@ -447,7 +448,7 @@ class LogReader:
             self._target = "earliest"
 
     async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
-        """Read the newest head; raise `error` if it still names the missing ledger of `runs`."""
+        """Read the newest head; raise `error` if this head still names the missing ledger."""
         # The entries of earlier ledgers were delivered.
         gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
         self._readers.forget()

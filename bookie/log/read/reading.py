@@ -27,8 +27,9 @@ END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
 """The pause between two reads of the end of a log.
 
-An offset is after the end if `END_LOOKS_MAX` reads find an end before it. After an append has
-returned, readers see its record as confirmed a moment later, even if no other record follows.
+An offset is after the end if `END_LOOKS_MAX` reads all find an end before the offset. After an
+append has returned, readers see its record as confirmed a moment later, even if no other record
+follows.
 """
 
 
@@ -37,8 +38,8 @@ async def locate_cursor(reading: LogReading, partition: LogPartition, place: Pla
 
     A cursor after the end would silently skip records that are appended later. Bookies may report
     an end without the newest records. So if `place` is after the reported end, this call reads the
-    end up to `END_LOOKS_MAX` times. It raises at once if the record before `place` is certainly not
-    confirmed (`is_beyond`).
+    end up to `END_LOOKS_MAX` times. The call raises at once if `is_beyond` shows that the
+    record before `place` was not confirmed.
 
     Raises:
         BadRequestError: the place is after the end.
@@ -93,8 +94,8 @@ class LogReading:
 
         ``latest`` is the offset after the last confirmed record.
 
-        An offset is returned without a check that it exists. For a time, the offset may be smaller
-        than that of the first record of this time or later (`find_time`).
+        If `place` is an offset, the call does not check that a record is there. For a time, the
+        result may be smaller than the offset of the first record of this time (`find_time`).
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -146,7 +147,7 @@ class LogReading:
             return offset > ranges.head.start_offset
         last = ranges.ranges[-1]
         if last.base_offset is None:
-            return False  # the end of the ledger before it is not known
+            return False  # the end of the previous ledger is not known
         if last.end_offset is not None:
             return offset > last.end_offset
         entry_id = last.first_entry_id + offset - 1 - last.base_offset
@@ -162,7 +163,7 @@ class LogReading:
         except NoSuchEntryError:
             return True
         except (NoSuchLedgerError, BadRequestError, UnavailableError, CorruptionError):
-            return False  # it was closed or deleted meanwhile, or nobody can tell
+            return False  # the ledger was closed or deleted meanwhile, or bookies do not answer
         return False
 
     async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:

@@ -6,8 +6,8 @@ timestamps never decrease along the log. So a binary search over chunks, ranges 
 the first record whose greatest timestamp is t or later. This is also the first record whose own
 timestamp is t or later.
 
-In two cases, the search may find an earlier entry than this record, but never a later one. First,
-the entry may be a control record, which has a timestamp, too. Second, in a transactional log, the
+In two cases, the search may find an earlier entry than this record, but never a later entry. First,
+the entry may be a control record, which also has a timestamp. Second, in a transactional log, the
 greatest timestamp of a record may come from an entry that was not published. So after the search, a
 reader skips the few older records before the wanted record.
 """
@@ -31,7 +31,7 @@ from bookie.log.record.log_record import LogPosition, greatest_timestamp_ms
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The place of the first record with this timestamp or a later one."""
+    """The place of the first record with this or a later timestamp."""
 
     timestamp_ms: int
 
@@ -121,7 +121,7 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
 
     Raises:
         NoSuchLedgerError: the ledger of an open range does not exist, and the head still names it.
-        NotEnoughBookiesError: too few bookies answered to tell where an open range ends.
+        NotEnoughBookiesError: too few bookies answered, so the end of an open range is unknown.
         MetadataError: the metadata store failed.
     """
     while True:
@@ -164,12 +164,13 @@ async def find_entry(
     For the entry id right after a ledger's end, the result is the ledger's last range.
 
     Raises:
-        LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.
+        LogTruncatedError: no range contains the entry: the entry was truncated, or a compaction
+            copied it.
         NoSuchLedgerError, NotEnoughBookiesError, MetadataError: see `find_end`.
     """
     found = await ranges.of_entry(ledger_id, entry_id)
     if found.last_entry_id is not None and entry_id > found.last_entry_id:
-        # A compaction may have copied a later range of the ledger, but not this one.
+        # A compaction may have copied a later range of the ledger, but not the range `found`.
         handle = await readers.open(ledger_id)
         if (handle.last_entry_id if handle.is_closed else await handle.refresh()) >= entry_id:
             raise ranges.unnamed_error(ledger_id, entry_id)
@@ -195,8 +196,8 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
     """Return the offset of the first record with a timestamp of `timestamp_ms` or later.
 
-    In the two cases of the module's docstring, the result may be a smaller offset. If no record has
-    such a timestamp, the result is the end of the log.
+    The result may be a smaller offset in two cases, which the module's docstring describes. If all
+    records have earlier timestamps, the result is the end of the log.
 
     Raises:
         NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: a read failed.
@@ -238,7 +239,7 @@ async def _find_time(
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:
-    """Return the first entry whose greatest timestamp is `timestamp_ms` or later; or last + 1."""
+    """Return the first entry whose greatest timestamp is `timestamp_ms` or later; else last + 1."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2

@@ -41,7 +41,7 @@ async def log_extent(
 
     Raises:
         NoSuchLogError: the log was deleted.
-        NotEnoughBookiesError: too few bookies answered to tell where the log ends.
+        NotEnoughBookiesError: too few bookies answered, so the end of the partition is unknown.
         MetadataError: the metadata store failed.
     """
     ranges = LogRanges(client.logs, partition, definition.log_id)
@@ -54,8 +54,8 @@ async def unpublished_entries(
 ) -> int:
     """Count the entries that bookies store after the confirmed end, up to `UNPUBLISHED_MAX`.
 
-    A live writer soon confirms these entries. If the writer was killed, the next owner's recovery
-    decides whether they stay.
+    A live writer soon confirms these entries. If the writer was killed, the recovery by the next
+    owner keeps or drops these entries.
 
     Raises:
         NoSuchLogError, NotEnoughBookiesError, MetadataError: see `log_extent`.
@@ -117,7 +117,7 @@ class LogStatus:
     name: str
     definition: LogDefinition
     policy: LogPolicy
-    """The log's complete policy: its own, then its namespace's, then the defaults."""
+    """The log's complete policy, with fields inherited from its namespace and from the defaults."""
     partitions: tuple[PartitionStatus, ...]
 
 
@@ -126,7 +126,7 @@ async def log_status(client: LogClient, name: LogName, password: bytes = b"") ->
 
     Raises:
         NoSuchLogError: there is no such log.
-        NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
+        NotEnoughBookiesError: too few bookies answered, so the end of a partition is unknown.
     """
     definition = await client.definition(name)
     readers = LedgerReaders(client.ledgers, password)

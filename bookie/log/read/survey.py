@@ -66,7 +66,7 @@ class LogSurvey:
 
         Raises:
             NoSuchLogError: the log was deleted.
-            NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
+            NotEnoughBookiesError: too few bookies answered, so the end of a partition is unknown.
         """
         return await gather(self._reading.bounds(one) for one in self._partitions())
 
@@ -76,7 +76,7 @@ class LogSurvey:
     ) -> int:
         """Return the offset of `start`, or of the first record of `time` or later.
 
-        If `start` is an offset, it is returned without a check that it exists.
+        If `start` is an offset, the call returns `start`, without a check that a record is there.
 
         Raises:
             LogTruncatedError: the entry at the position `start` was truncated.
@@ -122,7 +122,7 @@ class LogSurvey:
     ) -> float:
         handle = await readers.open(ledger_id)
         sizes: list[int] = []
-        # If this ledger has just been closed, some of the entries are in the next one.
+        # If this ledger has just been closed, some of the entries are in the next ledger.
         last = min(first + min(count, SAMPLE_ENTRIES) - 1, await handle.refresh())
         if last < first:
             return 0.0
@@ -155,7 +155,7 @@ async def await_records(
     password: bytes = b"",
     timeout_seconds: float,
 ) -> bool:
-    """Wait until any partition has a record at or after its offset; False after the timeout.
+    """Wait until a partition has a record at or after its offset; return False after the timeout.
 
     Raises:
         NoSuchLogError: a log was deleted.

@@ -51,7 +51,7 @@ _HEADER = struct.Struct("<HI")
 HAS_KEY = 1
 _HAS_PRODUCER = 2
 IS_LATE = 4
-"""Flag of a record whose timestamp is smaller than that of a record before it."""
+"""Flag of a record whose timestamp is smaller than the timestamp of an earlier record."""
 _IS_CONTROL = 8
 FOLLOWS_CONTROL = 16
 """Flag of a record that comes after a control record in its ledger."""
@@ -63,7 +63,7 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Producer(NamedTuple):
-    """A producer's id and number for a record; a record that is sent again has the same two."""
+    """A producer's id and number for a record. A record that is sent again has the same number."""
 
     producer_id: str
     sequence: int
@@ -81,7 +81,7 @@ class LogPosition(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """One record of a log; a tuple, because tuples are made fast."""
+    """One record of a log. The class is a tuple, because Python creates tuples fast."""
 
     timestamp_ms: int
     value: bytes
@@ -141,7 +141,7 @@ def encode_log_record(
 
 
 def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
-    """Return the error for a record that cannot be encoded; it names the wrong part."""
+    """Return the error for a record that cannot be encoded. The error names the wrong part."""
     parts: tuple[Any, ...] = record[:5]
     timestamp_ms, value, key, headers, producer = parts
     wrong = str(error)
@@ -180,7 +180,7 @@ def is_control(data: BytesLike) -> bool:
 
 
 def follows_control(data: BytesLike) -> bool:
-    """True if the record `data` is a control record, or its ledger has an earlier one."""
+    """True if `data` is a control record, or if its ledger has an earlier control record."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
@@ -188,7 +188,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
     """Return the greatest timestamp of all records up to and including the record `data`.
 
     Raises:
-        FormatError: `data` is too short for a log record. Nothing else is checked.
+        FormatError: `data` is too short for a log record, or is a damaged record of version 1.
     """
     data = _from_version_1(data)
     late = len(data) > 1 and data[1] & IS_LATE
@@ -205,7 +205,7 @@ def with_greatest(data: bytes, greatest_ms: int) -> bytes:
     The result is at most 8 bytes longer than `data`.
 
     Raises:
-        FormatError: `data` is too short for a log record. Nothing else is checked.
+        FormatError: `data` is too short for a log record, or is a damaged record of version 1.
     """
     if greatest_timestamp_ms(data) >= greatest_ms:
         return data

@@ -33,7 +33,7 @@ WINDOW_SEQUENCES = 1000
 
 PRODUCERS_MAX = 10_000
 RUNS_MAX = 40_000
-"""If there are more producers, or more runs in all, the least recent producer is forgotten."""
+"""With more producers or runs, the writer forgets the producers whose last append is oldest."""
 
 _FORMAT = "bookie-producers"
 _VERSION = 1
@@ -88,7 +88,7 @@ class ProducerWindows:
         return bool(self._runs)
 
     def state(self) -> Mapping[str, list[SequenceRun]]:
-        """Return the known sequence numbers of each producer, as `encode_producers` takes them."""
+        """Return the known sequence numbers of each producer, for `encode_producers`."""
         return self._runs
 
     def last_sequence(self, producer_id: str) -> int:
@@ -121,7 +121,7 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """Note the positions of `length` records; `producer` and `at` are those of the first one.
+        """Note the positions of `length` records. `producer` and `at` belong to the first record.
 
         The numbers must be greater than all known numbers of the producer.
         """

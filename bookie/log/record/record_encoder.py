@@ -21,7 +21,7 @@ The next owner reads back at most this number of entries.
 """
 
 _SHARED_FROM = 64
-"""With fewer records, each record gets a copy of the prefix, which is measured to be no slower."""
+"""With fewer records, each record gets a copy of the prefix. Measurements show no loss of speed."""
 
 DRIFT_SECONDS_MAX = 60.0
 """The tolerated drift of the wall clock from the monotonic clock since the last comparison."""
@@ -41,8 +41,8 @@ class NewRecord(NamedTuple):
 class LatestTime:
     """The latest time that a record may have: the present time plus `ahead_seconds` of the policy.
 
-    Here, the present time is computed from the last comparison of the wall clock: its time then,
-    plus the seconds of the monotonic clock since then. Without `ahead_seconds`, any time is valid.
+    Here, the present time is the wall clock's time at its last comparison with bookies, plus the
+    monotonic clock's seconds since that comparison. Without `ahead_seconds`, any time is valid.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
@@ -66,7 +66,7 @@ class LatestTime:
         """Check that `timestamp_ms` is not later than the latest time.
 
         Raises:
-            BadRequestError: the timestamp is later.
+            BadRequestError: the timestamp is later than the latest time.
             ClockError: the timestamp is later, and the wall clock was set since its last
                 comparison. Compare the clock and try again.
         """
@@ -86,7 +86,7 @@ class LatestTime:
 
 
 class RecordEncoder:
-    """Encodes the records of one partition in order. If a call fails, it has encoded no record."""
+    """Encodes the records of one partition in order. A call that fails has encoded no record."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ def checked_records(records: object) -> list[Payload | NewRecord]:
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:
-    """Return `given` if it is a record; else return a record with this value only."""
+    """Return `given` if it is a `NewRecord`; otherwise return a record with the value `given`."""
     return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
 
 

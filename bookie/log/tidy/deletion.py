@@ -45,7 +45,7 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names, again and again until the head no longer changes.
+    """Delete the ledgers that the chain names; repeat this until the head no longer changes.
 
     Open ledgers are closed first, so that the owner cannot append to a deleted ledger.
     """

@@ -42,7 +42,7 @@ class RetentionLimits:
     keep_bytes: int = 0
     """At least this number of payload bytes is kept."""
     keep_from_ms: int = MAX_ID
-    """All records with this timestamp or a later one are kept; in ms since 1970."""
+    """All records with this or a later timestamp are kept; in ms since 1970."""
     keep_from_offset: int = MAX_ID
     """All entries from this offset on are kept."""
 

@@ -7,8 +7,8 @@ the deletion of a log        finishes the deletion
 a truncation, compaction or  deletes ledgers that have the tags of a log and that no range names,
 takeover; an empty ledger    and chunks that the head does not name
 a publisher died             deletes the publisher's ledgers that no range names
-retention, because an owner  applies the retention of each partition, even if a live owner applies
-crashed or there is none     it, too
+retention, because an owner  applies the retention of each partition, even if a live owner also
+crashed or there is no owner applies the retention
 ============================ =====================================================================
 
 A sweep deletes a ledger that no range names only if the ledger is older than `older_than_seconds`,
@@ -45,7 +45,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class LogSweep:
-    """The result of a sweep; with `dry_run`, the result that a sweep would have without it."""
+    """The result of a sweep; with `dry_run`, the result that a real sweep would have now."""
 
     ledgers: list[int] = field(default_factory=list)
     """The ledgers that were deleted because no log names them."""
@@ -137,7 +137,7 @@ class _Sweep:
     async def _visit_partition(self, partition: LogPartition, definition: LogDefinition) -> None:
         client = self._client
         head = (await client.logs.read_latest_head(partition, definition.log_id)).value
-        # A chunk below the first one never comes back.
+        # A chunk with a smaller number than the first chunk never comes back.
         numbers = await client.logs.chunk_numbers(partition)
         left = [number for number in numbers if number < head.first_chunk]
         if left:

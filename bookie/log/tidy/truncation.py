@@ -54,7 +54,8 @@ async def truncate(
         NoSuchLogError: there is no such log.
         BadRequestError: `before` and `before_ms` are both given, or both None. Or the offset is
             after the last closed range: roll the log first.
-        MetadataError: unknown whether the partition was truncated; truncate again.
+        MetadataError: the metadata store failed; the partition may have been truncated. Truncate
+            again.
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
@@ -77,7 +78,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
 
     Raises:
         NoSuchLogError: there is no such log.
-        MetadataError: unknown whether the partition was truncated.
+        MetadataError: the metadata store failed; the partition may have been truncated.
         FormatError: the chain or a cursor cannot be read. If only a later chunk cannot be read, the
             partition may be truncated without the deletion of its ledgers.
         NotEnoughBookiesError: too few bookies told their time; nothing was truncated.
@@ -136,7 +137,7 @@ async def _truncate_head(
         try:
             found = await client.logs.read_latest_head(partition, log_id)
             offset = await choose(found.value)
-            # Even if the offset does not advance, a range that stayed for its producers may go.
+            # Even if the offset stays, a range that was kept for its producers may be removed now.
             is_later = offset > found.value.start_offset
             whole = await _chunks_before(client, partition, found.value, offset) if is_later else []
             head, went = chain.truncated(found.value, offset, whole)
@@ -228,7 +229,7 @@ async def _links(
 async def _chunks_before(
     client: LogClient, partition: LogPartition, head: LogHead, offset: int
 ) -> list[LogChunk]:
-    """Return the oldest chunks: those that end at or before `offset`."""
+    """Return the oldest chunks, up to the last chunk that ends at or before `offset`."""
     whole: list[LogChunk] = []
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await read_chunk(client, partition, head, number)

@@ -33,7 +33,7 @@ from bookie.metadata.model import Operation
 from bookie.metadata.versioned import Versioned
 
 DELETIONS_AT_ONCE = 40
-"""The number of ledgers that one transaction deletes; each deletion takes two operations."""
+"""The most ledgers that one transaction deletes; each deletion takes two operations."""
 
 READS_AT_ONCE = 64
 """The most reads of metadata that are under way at once."""

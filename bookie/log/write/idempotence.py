@@ -65,7 +65,7 @@ class IdempotentAppends:
         return LogPositions(runs)
 
     def _known(self, producer: Producer, count: int) -> int:
-        """Return how many of `count` records were appended before, confirmed or not."""
+        """Return how many of the `count` records were appended before, confirmed or not."""
         producer_id, first = producer
         last = self._windows.last_sequence(producer_id)
         known = min(max(0, last - first + 1), count)

@@ -24,7 +24,7 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
     """Read the last entry of a closed ledger, and return the ledger's end.
 
     Raises:
-        UnavailableError, CorruptionError: the entry could not be read.
+        NoSuchLedgerError, UnavailableError, CorruptionError: the entry could not be read.
         FormatError: the entry is too short for a record.
     """
     last = metadata.last_entry_id

@@ -76,7 +76,7 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""The pause before another ledger is created, if bookies answer but confirmed no entry."""
+"""The pause before a new ledger, if bookies answer but have confirmed no entry of the last one."""
 
 HOUSEKEEPING_SECONDS = 60.0
 """Seconds between two applications of the retention. Each roll also applies the retention."""
@@ -124,17 +124,16 @@ class PartitionWriter:
         )
         self._wake = asyncio.Event()
         self._mended: asyncio.Future[None] | None = None
-        """Set when the writer of `_segment` has ended; resolved when a new ledger is in use."""
+        """Created when the writer of `_segment` has ended; resolved when a new ledger is in use."""
         self._created: WriterHandle | None = None
-        """The writer of a new ledger, which the head may already name, until this is certain."""
+        """The writer of a new ledger, until the head certainly names this ledger."""
         self._retired: Segment | None = None
         """The ledger before the present one; None when its range has been closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
         """The callers of `roll` that wait for the present roll."""
         self._silent_since: float | None = None
-        """The time since which entries wait while no ledger confirms any; None if no entry waits.
-        """
+        """The time since which entries wait and no entry was confirmed; None if no entry waits."""
         self._retry_at: float | None = None
         """The time at which a failed step will be tried again."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
@@ -215,8 +214,8 @@ class PartitionWriter:
 
         Raises:
             LogTakenOverError: another process owns the partition, and closes the ledger.
-            UnavailableError, MetadataError: unknown whether the ledger is closed; the next owner
-                closes it.
+            UnavailableError, MetadataError: the ledger may still be open; the next owner closes
+                open ledgers.
         """
         self._require_here()
         if self._closing is None:
@@ -312,7 +311,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
-            # The mended chain will take the entries; a duplicate of them waits, too.
+            # `_mend` will append the entries to a new ledger. A repetition of them waits as well.
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
@@ -461,7 +460,7 @@ class PartitionWriter:
         try:
             await self._client.clocks.require_right(again=True)
         except ClockError as error:
-            self._encoder.latest.is_in_doubt = False  # the next append compares again
+            self._encoder.latest.is_in_doubt = False  # the next append checks the clock again
             _log.warning("log_clock_wrong", log=str(self.partition), reason=str(error))
         else:
             self._encoder.latest.compared()
@@ -469,7 +468,7 @@ class PartitionWriter:
     async def _all_confirmed(self) -> None:
         """Wait until the segment has no unconfirmed entries.
 
-        The caller must hold back new appends until this method returns.
+        The caller must admit no new appends until this method returns.
         """
         writer = self._segment.writer
         while writer.last_add_confirmed < writer.last_entry_id:
@@ -498,8 +497,8 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
-        # A deletion of the log closes the ledgers that the head names. New ledgers must not follow
-        # for ever.
+        # A deletion of the log closes the ledgers that the head names. This writer must not add new
+        # ledgers meanwhile.
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
@@ -534,7 +533,7 @@ class PartitionWriter:
         broken = self._segment
         await self._until_answers(broken)
         if self._next is None:
-            # Only one range is open, so the next one can be added before the open one is closed.
+            # Only one range is open, so a second range can be added before the first is closed.
             await self._patiently(self._add_next)
         end = await self._patiently(lambda: self._close_range(broken))
         self._switch(broken.base_offset + end.last_entry_id + 1)
@@ -554,7 +553,7 @@ class PartitionWriter:
         self._wake.set()
 
     def _append_again(self, broken: Segment, last_entry_id: int) -> None:
-        """Append the unconfirmed records that are not in the closed ledger to the new ledger."""
+        """Append to the new ledger the unconfirmed records that the closed ledger does not have."""
         waiting = [one for one in self._unconfirmed if one.segment is broken]
         for one in waiting:
             one.keep(last_entry_id)
@@ -595,7 +594,7 @@ class PartitionWriter:
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`; repeat it while the store or bookies do not answer.
+        """Return the result of `attempt`; repeat it while the store or the bookies do not answer.
 
         After `patience_seconds`, the last error is raised.
 
@@ -611,7 +610,7 @@ class PartitionWriter:
             on_failure=lambda _: self._keeper.refresh(),
         )
 
-    # -- ledgers that take nothing -----------------------------------------------------------------
+    # -- ledgers that confirm nothing --------------------------------------------------------------
 
     def _require_progress(self) -> None:
         """Check that unconfirmed entries do not wait for longer than `patience_seconds`.

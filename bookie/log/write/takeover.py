@@ -49,7 +49,7 @@ class Ownership:
     writer: WriterHandle
     """The writer of the ledger that was added for the new owner."""
     base_offset: int
-    """The offset that the first entry of that ledger gets."""
+    """The offset that the first entry of the new ledger gets."""
     windows: ProducerWindows
 
 
@@ -79,7 +79,7 @@ async def take_over(
         NoSuchLedgerError: one of the partition's last ledgers does not exist.
         FormatError: this program cannot read the last records.
         NotEnoughBookiesError: for `patience_seconds`, too few bookies for a new ledger answered.
-        LedgerRecoveryError: for `patience_seconds`, too few bookies told where a ledger ends.
+        LedgerRecoveryError: for `patience_seconds`, too few bookies answered a ledger's recovery.
         ClockError: the clock of this machine contradicts the clocks of all bookies.
         MetadataError: the metadata store failed.
     """
@@ -113,15 +113,15 @@ class _Takeover:
         """Perform the steps of the takeover in order.
 
         Raises:
-            LogTakenOverError: another process was faster. This attempt's new ledger was deleted, or
-                the new owner closes it.
+            LogTakenOverError: another process became the owner first. This attempt's new ledger was
+                deleted, or the new owner closes that ledger.
         """
         found = await self._client.logs.read_latest_head(self._partition, self._log_id)
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
         await self._check_records(found.value)
-        # The owner is disturbed only if enough bookies answer for a new ledger and for the last
-        # one.
+        # The takeover ends the present owner only if enough bookies answer for a new ledger and for
+        # the last ledger.
         writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
         keeper: HeadKeeper | None = None
         try:
@@ -133,7 +133,7 @@ class _Takeover:
             await discard(self._client, writer, keeper)
             raise
         except BaseException:
-            writer.abandon()  # the head may name its ledger
+            writer.abandon()  # the head may name the new ledger
             raise
         _log.info(
             "log_opened",
@@ -144,12 +144,12 @@ class _Takeover:
         return ownership
 
     async def _check_password(self, found: Versioned[LogHead], last: LogRange) -> None:
-        """Check the password before the takeover, so that a wrong one does not end the owner."""
+        """Check the password first, so that a wrong password does not end the present owner."""
         try:
             await self._client.ledgers.check_password(last.ledger_id, self._options.password)
         except NoSuchLedgerError:
-            # The owner may have removed the ledger because it was empty. A closed range is not
-            # read.
+            # The owner may have removed the ledger because it was empty. If the last range is
+            # closed, the takeover does not need its ledger.
             latest = await self._client.logs.read_latest_head(self._partition, self._log_id)
             if latest.version != found.version:
                 raise taken_over_error(self._partition, latest.value) from None
@@ -224,7 +224,7 @@ class _Takeover:
 
         async def tell(error: BookieError) -> None:
             if isinstance(error, ClockError):
-                raise error  # patience does not set a clock right
+                raise error  # another attempt does not correct a clock
             if not self._is_waiting:
                 self._is_waiting = True
                 _log.warning("log_waits_for_bookies", log=str(self._partition), reason=str(error))
@@ -249,7 +249,7 @@ class _Takeover:
         try:
             return await producers_of(self._client.ledgers, *newest, self._options.password)
         except NoSuchLedgerError:
-            return ProducerWindows()  # a truncation has just deleted it
+            return ProducerWindows()  # a truncation has just deleted the ledger
 
     async def _prepare(self, head: LogHead) -> WriterHandle:
         """Check that enough bookies answer, then create a ledger for the new owner."""
@@ -264,7 +264,7 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a new ledger that its creator cannot use, because it lost the partition or failed.
+    """Delete a new ledger whose creator lost the partition or failed, so that nobody uses it.
 
     If the head may name the ledger, the ledger stays, and the new owner closes it. If the deletion
     fails, a later sweep deletes the ledger.

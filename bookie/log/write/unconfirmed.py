@@ -53,7 +53,7 @@ class Unconfirmed:
     ) -> None:
         """`producer` gives the first record's number; the other records have the next numbers."""
         self.count = len(entries.payloads)
-        """The number of all records. `entries` may hold fewer; `size_bytes` also counts all
+        """The number of all records. `entries` may hold fewer records; `size_bytes` counts all
         records.
         """
         self.size_bytes = entries.total_bytes

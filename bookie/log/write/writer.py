@@ -103,24 +103,24 @@ class LogWriter:
                 partition.
             headers: names and values.
             timestamp: a time with a zone, or ms since 1970; now if None.
-            producer: a producer's id, and this record's number. The number is greater than those of
-                the producer's earlier records in the partition. If the record was appended before,
-                its first position is returned. In a log of several partitions, `producer` needs
-                `key` or `partition`.
+            producer: a producer's id, and this record's number. The number is greater than the
+                numbers of the producer's earlier records in the partition. If the record was
+                appended before, the position of the first append is returned. In a log of several
+                partitions, `producer` needs `key` or `partition`.
             partition: append to this partition. None chooses the key's partition or, without a
                 key, the partitions in turn.
 
         Raises:
             BadRequestError: an argument is wrong; nothing was appended.
-            LogFullError: the log's quota is used up; nothing was appended.
+            LogFullError: the partition has reached the quota; nothing was appended.
             DuplicateRecordError: the producer's number is too old; nothing was appended.
-            ClockError: this machine's clock was set, and is compared now; nothing was appended.
-                Append again.
-            LogTakenOverError: another process owns the partition. With this and every error below,
-                the outcome is unknown.
+            ClockError: this machine's clock was set. The writer compares the clock with bookies'
+                clocks now; nothing was appended. Append again.
+            LogTakenOverError: another process owns the partition. After this error and each error
+                below, the outcome is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.
             UnavailableError, MetadataError: bookies or the metadata store did not answer for longer
-                than the patience; the writer has ended.
+                than `patience_seconds`; the writer has ended.
         """
         value = checked_bytes(value, "a record's value")
         record = NewRecord(value, key, headers, None if timestamp is None else moment_ms(timestamp))
@@ -167,7 +167,7 @@ class LogWriter:
             shares.setdefault(writer, []).append(index)
         writers = list(shares)
         with ExitStack() as places:
-            # Each append begins in a task, one turn of the loop later, but takes its place now.
+            # Each append begins in a task, a moment later, but its place in the order is taken now.
             turns = [places.enter_context(writer.turn()) for writer in writers]
             outcomes = await gather(
                 writer.append([whole[index] for index in shares[writer]], turn=turn)
@@ -184,8 +184,8 @@ class LogWriter:
         Appends are accepted meanwhile.
 
         Raises:
-            NotEnoughBookiesError, MetadataError: no ledger could be added in a partition; its
-                writer continues in the old ledger.
+            NotEnoughBookiesError, MetadataError: no ledger could be added in a partition; the
+                partition's writer continues in the old ledger.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         await gather(one.roll() for one in self._partitions.values())
@@ -197,8 +197,8 @@ class LogWriter:
 
         Raises:
             LogTakenOverError: another process took a partition during this call.
-            UnavailableError, MetadataError: unknown whether all ledgers are closed; the next owner
-                closes open ledgers.
+            UnavailableError, MetadataError: some ledgers may still be open; the next owner closes
+                open ledgers.
         """
         await gather(one.close() for one in self._partitions.values())
 
@@ -209,7 +209,7 @@ class LogWriter:
         try:
             await self.close()
         except BookieError:
-            # The error of the block says more, and a writer logs its own end.
+            # The error of the block is more useful, and a writer logs its own end.
             if exc is None:
                 raise
 
