@@ -55,7 +55,7 @@ class BookKeeper(ClusterConnection):
 
     The end of the context, or `aclose`, closes all connections and abandons writers that are still
     open. The ledgers of these writers stay open until a recovery. Appends that are not acknowledged
-    yet raise ClientClosedError; their outcome is unknown.
+    yet raise ClientClosedError; the outcome of such appends is unknown.
     """
 
     @creating
@@ -81,7 +81,7 @@ class BookKeeper(ClusterConnection):
         Args:
             ensemble_size: the number of bookies over which the entries are spread.
             write_quorum_size: the number of bookies to which each entry is written.
-            ack_quorum_size: how many bookies must have stored an entry before `append` returns.
+            ack_quorum_size: the number of bookies that must store an entry before `append` returns.
             password: readers and recoveries must give this password. The ledger's metadata has only
                 a key that is derived from the password.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
@@ -195,7 +195,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
-        """Explain where a recovery would end the ledger now; fence nothing and write nothing.
+        """Find the entry at which a recovery would end a ledger now; fence nothing, write nothing.
 
         The result has the answers of all bookies in the ledger's last ensemble.
 
@@ -306,13 +306,13 @@ class BookKeeper(ClusterConnection):
                 id, entry id).
             start_time: instead of `start`: begin at the first record of this time or later. A time
                 is a datetime with a zone, or ms since 1970.
-            end: an offset or a position; only records before it are read.
+            end: an offset or a position; only records before this place are read.
             follow: wait for new records, for ever or up to `end`. Without `follow`, reading ends
                 when the reader has returned all records that are confirmed by then.
             partition: the only partition to read; with None, read all partitions.
             password: the password of the log's ledgers.
-            on_truncated: what to do if the next record was truncated: ``raise`` LogTruncatedError,
-                or ``skip`` to the earliest record that still exists.
+            on_truncated: the reaction to a truncated next record: ``raise`` LogTruncatedError, or
+                ``skip`` to the earliest record that still exists.
 
         Raises:
             NoSuchLogError: the log does not exist.
@@ -349,8 +349,8 @@ class BookKeeper(ClusterConnection):
         To stop reading, leave the loop or close the generator.
 
         Raises:
-            LogTruncatedError: the next record was truncated; the error names the earliest record
-                that still exists.
+            LogTruncatedError: the next record was truncated; the error has the offset of the
+                earliest record that still exists.
             NoSuchLogError: the log does not exist, or was deleted during the reading.
             UnavailableError, CorruptionError: a record could not be read from any bookie.
         """
@@ -387,17 +387,18 @@ class BookKeeper(ClusterConnection):
         ``async with bk.consume("orders", cursor="billing") as consumer`` begins at the cursor.
         `LogConsumer.commit` moves the cursor to the end of the records that the iteration returned.
         Another consumer of the same cursor waits until this consumer ends. If a consumer's process
-        was stopped for too long, the consumer cannot move the cursor: it gets CursorLostError.
+        was stopped for too long, the consumer's commits raise CursorLostError.
 
         Args:
             name: ``log``, or ``namespace/log``.
             cursor: the name of the cursor.
             partition: the number of the partition; required if the log has several partitions.
-            start: where a new cursor begins; see `log_reader`.
+            start: the place at which a new cursor begins; see `log_reader`.
             start_time: instead of `start`: a new cursor begins at the first record of this time or
                 later.
             create: create the cursor if it does not exist.
-            auto_commit: how often finished records are committed automatically; with None, never.
+            auto_commit: commit finished records automatically, by the limits of `AutoCommit`; with
+                None, only `LogConsumer.commit` commits records.
             password: the password of the log's ledgers.
             on_truncated: see `log_reader`.
 
@@ -439,17 +440,17 @@ class BookKeeper(ClusterConnection):
 
         Args:
             group: the name of the group.
-            logs: the names of logs. If a log does not exist, the group consumes it as soon as it is
-                created.
+            logs: the names of logs. A log that does not exist yet is consumed as soon as it exists.
             pattern: a pattern for more logs of one namespace: ``orders-*``, ``sales/*``.
             member: a name that no other member has; generated if empty. A member that rejoins under
                 its name gets its former partitions, if this keeps the shares balanced.
-            start: where the group begins to read a partition without a cursor; see `log_reader`.
+            start: the place at which a partition without a cursor begins; see `log_reader`.
             start_time: instead of `start`: begin at the first record of this time or later.
-            auto_commit: how often finished records are committed automatically; with None, never.
+            auto_commit: commit finished records automatically, by the limits of `AutoCommit`; with
+                None, only `GroupMember.commit` commits records.
             on_change: called with this member's partitions after each change; it must not raise an
                 error.
-            password: the password of the ledgers of all these logs.
+            password: the password of the ledgers of all consumed logs.
             on_truncated: see `log_reader`.
 
         Raises:
@@ -476,7 +477,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
-        """Return the state of a group: its members, their partitions and their lag.
+        """Return the state of a group: its members, their partitions, and the group's lag.
 
         Raises:
             NoSuchKeyError: the group never had a member.
@@ -490,7 +491,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
-        """Yield the names of all logs, or only of the logs in `namespace`."""
+        """Yield the names of all logs or of a namespace's logs, even of logs being deleted."""
         async for name in self._logs_here.logs.list_logs(namespace):
             yield str(name)
 
@@ -531,7 +532,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
-        """Return a log's definition, and the current end of each partition.
+        """Return a log's definition and policy, and the current state of each partition.
 
         Raises:
             NoSuchLogError: the log does not exist.
@@ -581,8 +582,8 @@ class BookKeeper(ClusterConnection):
         """Remove the records of a partition before an offset, a position or a time.
 
         A reader whose next record was removed gets LogTruncatedError. The log's writer can continue
-        to append. `before_time` removes only whole ledgers, in which all records are older than
-        this time.
+        to append. `before_time` removes only whole ranges of entries in a ledger, if all records of
+        a range are older than this time.
 
         Returns:
             the first offset that the partition still has.
@@ -618,8 +619,8 @@ class BookKeeper(ClusterConnection):
         """Delete orphaned ledgers of logs, and apply retention to all logs.
 
         Run the sweep once a day. A ledger is orphaned if it was created for a log, but no log names
-        it. Ledgers younger than `older_than_seconds` are not deleted, because their writers may add
-        them to a log soon. With `dry_run` the sweep deletes nothing, and only reports.
+        the ledger. Ledgers younger than `older_than_seconds` are not deleted, because writers may
+        add such ledgers to a log soon. With `dry_run`, the sweep only reports, and deletes nothing.
 
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.

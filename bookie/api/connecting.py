@@ -60,8 +60,8 @@ def connect(
         settings: settings of the sections ``[client]`` and ``[security]``, such as
             ``add_timeout_seconds=10``. With ``ca_file="ca.pem"`` the client connects by TLS. With
             ``token_file="token"`` the client sends the token in this file with each request. All
-            other settings come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file
-            that ``BOOKIE_CONFIG`` names, or from the defaults.
+            other settings come from environment variables such as ``BOOKIE_SECURITY__CA_FILE``,
+            from the file that ``BOOKIE_CONFIG`` names, or from the defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may also raise this
@@ -102,8 +102,8 @@ async def coordinate(
     Args:
         metadata_uri: a URI as for `connect`, but with a scope that no cluster of bookies uses. In a
             cluster's scope, foreign keys would prevent the removal of the cluster.
-        session_timeout_seconds: how long other processes wait for the locks of a process that died
-            or cannot be reached.
+        session_timeout_seconds: the time after which other processes get the locks of a process
+            that died or cannot be reached.
 
     Raises:
         ConfigurationError: the URI or a setting of [metadata] is wrong.

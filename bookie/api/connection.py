@@ -1,4 +1,4 @@
-"""Connects a client: creates its parts when it is entered, and closes them in order."""
+"""Connects a client: `async with` creates the client's parts, and closes them in order."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class ClusterConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client like the end of its block; do nothing if it is not connected."""
+        """Close the client, as the end of its block does. If it is not connected, do nothing."""
         entered, self._entered = self._entered, None
         if entered is None:
             return
         async with AsyncExitStack() as steps:
-            # The callbacks run in reverse order. Each runs even if an earlier one fails or is
-            # cancelled.
+            # The callbacks run in reverse order. Each callback runs even if an earlier callback
+            # fails or is cancelled.
             steps.push_async_callback(self._resources.aclose)
             steps.push_async_callback(entered.close)
 

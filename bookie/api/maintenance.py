@@ -1,6 +1,6 @@
 """Maintenance of a cluster, for jobs and tools: lists, audits, repairs and compactions.
 
-Lists come only from metadata; bookies are not asked. `BookKeeper.maintenance` returns a
+Lists come only from metadata, without requests to bookies. `BookKeeper.maintenance` returns a
 `Maintenance`.
 """
 
@@ -103,7 +103,7 @@ class Maintenance:
                 for number in range(definition.partitions)
             ]
         except NoSuchLogError:
-            return []  # it was deleted meanwhile
+            return []  # the log was deleted meanwhile
 
     async def cursors(self) -> list[ListedCursor]:
         """Return all cursors of all logs."""
@@ -117,7 +117,7 @@ class Maintenance:
 
     @checked
     async def history(self, log: str) -> list[tuple[int, LogRange]]:
-        """Return all ranges of a log that were not truncated, each with its partition, in order.
+        """Return all ranges in a log's chunks and heads, each with its partition number, in order.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -170,7 +170,7 @@ class Maintenance:
         items: list[AuditItem] = []
         async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
             if wanted(found.value.ledger_id):
-                quorum_of(found.value)  # raises for absurd sizes, before any work is sent
+                quorum_of(found.value)  # raises for absurd sizes, before any audit begins
                 items += plan_ledger(found.value, encode(found.value), item_bytes)
         return items
 

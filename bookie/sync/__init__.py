@@ -26,13 +26,13 @@ iterators, log readers, consumers and members.
 raises KeyboardInterrupt. A call with ``timeout=`` (seconds) raises OperationTimeoutError when the
 time is over. After Ctrl-C or a timeout, the outcome of the call is unknown. A thread with a running
 event loop must not wait, so every call in such a thread raises BadRequestError. In the kernel of a
-notebook, calls work although its loop runs, because each cell blocks this loop anyway.
+notebook, calls work although the kernel's loop runs, because each cell blocks this loop anyway.
 
 **Forks.** Connect after the fork, as the workers of Spark do. The child process creates its own
 thread and loop at the first call, and its own clients. In the child, an object of the parent raises
 ClientClosedError. If the parent had opened any client before the fork, `connect` in the child
-raises ConfigurationError. The reason is that gRPC would hang in a forked child. Start such child
-processes by spawn instead.
+raises ConfigurationError. The reason is that gRPC would hang in a forked child. Start the children
+of such a parent by spawn instead.
 
 **How to add a synchronous class.** Write a subclass of `SyncHandle`, which keeps the async object
 as ``self._handle``. Write a method for an async method as ``verb = forwarded(Handle.verb)``. If the
@@ -41,7 +41,7 @@ async generator, the body is ``return self._iterate(self._handle.verb(...), ahea
 `Resident` enters and leaves an async context manager, such as a consumer, in the same task of the
 loop, because task groups and timeouts inside the manager require this.
 
-| module | what it holds |
+| module | contents |
 |---|---|
 | `loop_thread` | the loop of this process, forks, `Resident` |
 | `iterator` | async generators as plain iterators |

@@ -93,7 +93,7 @@ class SyncBookKeeper(SyncHandle, Closing):
 
         Raises:
             BadRequestError: the client is connected already, or was closed.
-            BookieError: an error of entering `bookie.api.connect`.
+            BookieError: the client could not connect; see `bookie.api.connect`.
         """
         self._resident.open(timeout)
         return self
@@ -139,7 +139,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._run(self._handle.ledger_metadata(ledger_id), timeout)
 
     def explain_ledger(self, ledger_id: int, *, timeout: float | None = None) -> LedgerExplanation:
-        """Explain what a recovery of a ledger would decide now; see `BookKeeper.explain_ledger`."""
+        """Find the end that a recovery would give a ledger now; see `BookKeeper.explain_ledger`."""
         return self._run(self._handle.explain_ledger(ledger_id), timeout)
 
     # -- logs --------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         """Yield the records of a log; see `BookKeeper.read_log`.
 
         The event loop passes whole batches to the caller's thread. With a `timeout`, `next` raises
-        OperationTimeoutError if no record came within that time. The next call of `next` waits
+        OperationTimeoutError if no record came within this time. The next call of `next` waits
         again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
@@ -269,13 +269,13 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._iterate(self._handle.list_logs(namespace), timeout=timeout)
 
     def publisher(self, name: str) -> SyncLogPublisher:
-        """Return a publisher, which publishes each batch once to a transactional log."""
+        """Return a publisher, which adds batches of records to a transactional log exactly once."""
         return SyncLogPublisher(self._home, self._handle.publisher(name))
 
     open_range_writer = opened(BookKeeper.open_range_writer, SyncRangeWriter)
 
     def maintenance(self) -> SyncMaintenance:
-        """Return an object that lists all ledgers and logs, and audits and repairs copies."""
+        """Return an object that lists, audits, repairs and compacts ledgers and logs."""
         return SyncMaintenance(self._home, self._handle.maintenance())
 
     def log_status(
@@ -319,11 +319,11 @@ def shared_client(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> SyncBookKeeper:
-    """Return a connected client, the same for all calls with equal arguments in this process.
+    """Return a connected client. Calls with equal arguments in one process get the same client.
 
     This function is for Spark's executors. The first call connects the client. The client is closed
-    when the process ends, so do not enter or close it yourself. If the client was closed, the next
-    call returns a new client. The arguments are those of `connect`. The errors are those of
+    when the process ends, so do not enter or close the client. If the client was closed, the next
+    call returns a new client. The arguments are those of `connect`. The errors are the errors of
     `connect` and of `SyncBookKeeper.open`.
     """
     key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))

@@ -101,7 +101,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out. `commit` stores this offset."""
+        """The offset after the last record that was given out; ``commit()`` commits this offset."""
         last = self._given.last
         return self._handle.committed if last is None else last.offset + 1
 
@@ -155,13 +155,15 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
         """Commit all records that were given out, or all records up to and including `up_to`.
 
-        See `GroupMember.commit`.
+        See `GroupMember.commit`. But ``commit()`` raises CursorLostError if this member no longer
+        consumes the partition of a record that was given out since the last ``commit()``. The
+        records of the other partitions are committed.
         """
         work = self._commit_given() if up_to is None else self._handle.commit(up_to)
         self._run(work, timeout)
 
     def batches(self) -> Iterator[Sequence[GroupRecord]]:
-        """Yield the records in batches, which is faster; each batch is from one partition."""
+        """Yield batches, each of one partition. Batches are faster than single records."""
         return self._given.batches()
 
     async def _commit_given(self) -> None:

@@ -1,4 +1,4 @@
-"""Creates synchronous methods and properties from async ones, with the same errors and docstrings.
+"""Creates synchronous methods from async methods, with the same errors and docstrings.
 
 Type checkers and `help` see the arguments of the async method. A method with an additional
 ``timeout`` must be written by hand, because a ParamSpec cannot add a keyword.

@@ -22,7 +22,7 @@ class GivenRecords(Generic[R]):
         self._fetch = fetch
         self._batch: Sequence[R] = ()
         self._rest: Iterator[R] = iter(())
-        """Iterator over the records of `_batch` that were not yielded yet; loops share it."""
+        """Iterator over the records of `_batch` that were not yielded yet. All loops share it."""
         self._last: R | None = None
         """The last record that was yielded before `_batch`."""
 
@@ -60,7 +60,7 @@ class GivenRecords(Generic[R]):
         return tuple(self._rest)
 
     def _next_rest(self) -> Iterator[R]:
-        # The list's iterator tells how many of the records were taken.
+        # `length_hint` of a list's iterator is the number of records that were not taken yet.
         self._take(list(self._fetch()))
         self._rest = iter(self._batch)
         return self._rest

@@ -42,7 +42,7 @@ class SyncHandle:
         ahead: int = ITEMS_AHEAD,
         timeout: float | None = None,
     ) -> SyncIterator[T]:
-        """Return an iterator over an async generator, with about `ahead` items in advance."""
+        """Return an iterator over an async generator. About `ahead` items are read in advance."""
         pump = self._pump(source, ahead, timeout)
         return SyncIterator(pump, pump)
 
@@ -88,11 +88,11 @@ class SyncWriter(SyncHandle, Closing):
 
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> range:
         """Append many entries in order and return their ids; see `WriterHandle.append_many`."""
-        # An iterable may block, and must do so in the caller's thread.
+        # The iterable may block, so the caller's thread reads it.
         return self._run(self._handle.append_many(checked_payloads(payloads)), timeout)
 
     def force(self, *, timeout: float | None = None) -> None:
-        """Make all deferred-sync appends durable that have returned; see `WriterHandle.force`."""
+        """Make all returned deferred-sync appends durable; see `WriterHandle.force`."""
         self._run(self._handle.force(), timeout)
 
     def close(self, *, timeout: float | None = None) -> LedgerMetadata:
@@ -127,7 +127,7 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Entry]:
-        """Yield entries in order, read in whole batches; see `ReaderHandle.read`."""
+        """Yield entries in order. The loop reads whole batches; see `ReaderHandle.read`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         pump = self._pump(source, BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))
@@ -164,7 +164,7 @@ class SyncReader(SyncHandle):
     def tail(self, start: int = 0, *, timeout: float | None = None) -> SyncIterator[Entry]:
         """Yield entries from `start` on until the ledger is closed; see `ReaderHandle.tail`.
 
-        With a `timeout`, `next` raises OperationTimeoutError if no entry came within that time. The
+        With a `timeout`, `next` raises OperationTimeoutError if no entry came within this time. The
         next call of `next` waits again.
         """
         return self._iterate(self._handle.tail(start), timeout=timeout)

@@ -45,7 +45,7 @@ class SyncLogWriter(SyncHandle):
     error: Shown[BookieError | None] = shown(LogWriter.error)
 
     def next_offset(self, partition: int | None = None) -> int:
-        """Return the offset of the next record that is appended to a partition."""
+        """Return the offset that the next entry of a partition would get now."""
         return self._handle.next_offset(partition)
 
     def epoch(self, partition: int | None = None) -> int:
@@ -86,7 +86,7 @@ class SyncLogWriter(SyncHandle):
         timeout: float | None = None,
     ) -> LogPositions:
         """Append many records in order and return their positions; see `LogWriter.append_many`."""
-        # An iterable may block, and must do so in the caller's thread.
+        # The iterable may block, so the caller's thread reads it.
         appending = self._handle.append_many(
             checked_records(records), producer=producer, partition=partition
         )
@@ -116,7 +116,7 @@ class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
     The end of a `with` block closes the ledger. Ranges that `cut` has returned can still be
-    published after that.
+    published after the block.
     """
 
     def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
@@ -224,7 +224,7 @@ class SyncLogSurvey(SyncHandle):
         return self._handle.definition
 
     def bounds(self, *, timeout: float | None = None) -> Sequence[tuple[int, int]]:
-        """Return each partition's earliest offset and its end; see `LogSurvey.bounds`."""
+        """Return each partition's earliest offset and end offset; see `LogSurvey.bounds`."""
         return self._run(self._handle.bounds(), timeout)
 
     locate = forwarded(LogSurvey.locate)

@@ -21,8 +21,8 @@ class SyncLogReader(SyncHandle, Closing):
 
     Only one thread at a time may iterate over the reader or its `batches`. A new loop begins after
     the record that was given out last, even after an error. The reader fetches batches in advance.
-    For `position`, `lag` and `seek`, only records count that were given out to the caller. Reading
-    ends with `close`, at the end of the `with` block, or when the reader is garbage collected.
+    `position`, `lag` and `seek` count only records that the caller has received. Reading ends with
+    `close`, at the end of the `with` block, or when the reader is garbage collected.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SyncLogReader(SyncHandle, Closing):
                 self._batches = None
 
     def _put_back(self) -> None:
-        """Stop reading in advance; move the async reader back to the first record not given out."""
+        """Stop reading in advance; seek to the first record that the caller has not received."""
         batches, self._batches = self._batches, None
         unread = [self._given.drop_rest(), *(() if batches is None else batches.stop())]
         firsts: dict[int, int] = {}

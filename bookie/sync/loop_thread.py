@@ -1,4 +1,4 @@
-"""The thread whose event loop runs all synchronous clients of a process; also after a fork."""
+"""The thread whose event loop runs all synchronous clients; a forked child gets its own thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class LoopThread:
 
         Raises:
             BadRequestError: an event loop runs in the calling thread.
-            ClientClosedError: the loop belongs to the parent process, or its thread has ended.
+            ClientClosedError: the loop belongs to the parent process, or the loop's thread has
+                ended.
         """
         if self.pid != os.getpid():
             raise ClientClosedError(
@@ -67,8 +68,8 @@ class LoopThread:
         """Run `work` in the loop, wait for its result, and return it.
 
         Raises:
-            OperationTimeoutError: `work` did not end in time. It is cancelled, and its outcome is
-                unknown.
+            OperationTimeoutError: `work` did not end in time. The call cancels `work`; the outcome
+                is unknown.
             BadRequestError: the timeout is no number of seconds.
         """
         try:
@@ -81,7 +82,7 @@ class LoopThread:
         try:
             return future.result(timeout)
         except TimeoutError:
-            # `work` itself may have raised this error, or may have ended just now.
+            # `work` itself may have raised TimeoutError, or may have ended just now.
             if future.cancel():
                 raise late(timeout) from None
             return future.result()
@@ -115,7 +116,7 @@ class Resident(Generic[T]):
 
         Raises:
             BadRequestError: the manager was entered before.
-            OperationTimeoutError: entering took too long, and was cancelled.
+            OperationTimeoutError: entering the manager took too long, and was cancelled.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -126,7 +127,7 @@ class Resident(Generic[T]):
         try:
             return entered.result(timeout)
         except TimeoutError:
-            # Entering itself may have raised this error, or may have ended just now.
+            # The manager itself may have raised TimeoutError, or was entered just now.
             if not entered.cancel():
                 return entered.result()
             self._life.cancel()
@@ -141,7 +142,7 @@ class Resident(Generic[T]):
         If the manager was already left, do nothing.
 
         Raises:
-            OperationTimeoutError: leaving took too long, and continues in the loop.
+            OperationTimeoutError: the manager's exit took too long, and continues in the loop.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -188,7 +189,7 @@ class Closing(ABC):
 
 
 class ThisProcess:
-    """The loop thread and the shared clients of this process; a forked child has none at first."""
+    """The loop thread and the shared clients of this process; a forked child begins with none."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -201,8 +202,8 @@ class ThisProcess:
         """Return the loop thread of this process; the first call starts the thread.
 
         Raises:
-            ConfigurationError: the process was forked after its parent had used gRPC, which does
-                not work then.
+            ConfigurationError: the process was forked after its parent had used gRPC. In such a
+                process, gRPC does not work.
         """
         with self.lock:
             grpc_use.require_usable()
@@ -253,7 +254,7 @@ def _has_running_loop() -> bool:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Refuse a timeout that is neither a number of seconds nor None.
+    """Check that a timeout is a number of seconds or None.
 
     Raises:
         BadRequestError: the timeout is neither a number nor None.
