@@ -54,8 +54,8 @@ class BookKeeper(ClusterConnection):
     """A client of one cluster: an async context manager, made by `connect`.
 
     The end of the context, or `aclose`, closes all connections and abandons writers that are still
-    open. The ledgers of these writers stay open until a recovery. Appends that are not acknowledged
-    yet raise ClientClosedError; the outcome of such appends is unknown.
+    open. The ledgers of abandoned writers stay open until a recovery. Appends that are not
+    acknowledged yet raise ClientClosedError; the outcome of such appends is unknown.
     """
 
     @creating

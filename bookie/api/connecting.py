@@ -31,7 +31,7 @@ class ClientOptions(TypedDict, total=False):
     tail_refresh_seconds: float
     digest_least: DigestName
     rate_patience_seconds: float
-    # Of the section [security].
+    # The settings of the section [security]:
     ca_file: str | Path
     certificate_file: str | Path
     key_file: str | Path
@@ -64,8 +64,8 @@ def connect(
             from the file that ``BOOKIE_CONFIG`` names, or from the defaults.
 
     Raises:
-        ConfigurationError: a setting or the URI is wrong. Entering the client may also raise this
-            error.
+        ConfigurationError: a setting or the URI is wrong. Entering the client may also raise
+            ConfigurationError.
     """
     if not isinstance(rpc, RpcSettings | None):
         raise ConfigurationError(f"rpc must be an RpcSettings, not {type(rpc).__name__}")

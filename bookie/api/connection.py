@@ -76,7 +76,10 @@ class ClusterConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client, as the end of its block does. If it is not connected, do nothing."""
+        """Close the client, as the end of its block does.
+
+        If the client is not connected, do nothing.
+        """
         entered, self._entered = self._entered, None
         if entered is None:
             return

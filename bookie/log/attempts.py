@@ -75,7 +75,7 @@ class Attempts:
         self.is_in_doubt = False
         """True if the outcome of a proposal is unknown.
 
-        The next attempt may already read the proposed state. Or the proposal takes effect later.
+        The next attempt may already read the proposed state, or the store may write it later.
         """
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 

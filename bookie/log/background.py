@@ -75,6 +75,6 @@ class Background(Generic[T]):
                 await asyncio.wait([self._task])
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._call.close()  # a task that was cancelled before its start never awaited it
+        self._call.close()  # a task that is cancelled before its start never awaits it
         if cancelled is not None:
             raise cancelled

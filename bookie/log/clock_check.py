@@ -2,8 +2,8 @@
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
 by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log
-is created while this machine's clock contradicts the clocks of all bookies that answer. Such a
-ledger and its records would store the wrong time.
+is created while this machine's clock contradicts the clocks of all bookies that answer. The reason
+is that ledgers and records store this machine's time.
 
 A bookie's answer to ``GetInfo`` contains the bookie's time. The check computes the bookie's present
 time from this answer and from this machine's monotonic clock. So a step of this machine's wall
@@ -33,7 +33,7 @@ ASKED_MAX = 5
 TELLERS_MIN = 2
 """The fewest bookies that must tell their time before a deletion.
 
-In a smaller cluster, all bookies must tell their time. One bookie is too few: a sweep may run on
+In a cluster with fewer bookies, all must tell their time. One bookie is too few: a sweep may run on
 the bookie's machine and share this machine's wrong clock.
 """
 

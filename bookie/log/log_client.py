@@ -42,7 +42,7 @@ CREATED_TAG = "bookie.log.created_ms"
 """Key in the custom metadata of a log's ledgers: the creation time, in ms since 1970.
 
 The creator of the ledger compares its clock with bookies' clocks first. A ledger that a compaction
-creates has the time of the newest ledger that the compaction copied into this ledger."""
+creates has the time of the newest ledger that the compaction copied."""
 
 ASKED_EACH = 4
 """The number of bookies to ask for each bookie that a ledger needs."""
@@ -113,7 +113,7 @@ class LogClient:
             begun.exception()  # all callers may have been cancelled
 
     async def close(self) -> None:
-        """Release all cursors and leave all groups. Call this before the store is closed."""
+        """Release all cursors and leave all groups. Call `close` before the store is closed."""
         self._leaving.set()
         if self._taking_part is not None:
             await asyncio.wait([self._taking_part])

@@ -19,7 +19,7 @@
                 consumer.commit()
 
 Each process has one daemon thread with one event loop (uvloop, if it is installed). The first call
-starts the thread; an import does not start it. Several threads may use one object, except
+starts the thread; an import does not start the thread. Several threads may use one object, except
 iterators, log readers, consumers and members.
 
 **Waiting.** If the user presses Ctrl-C while a call waits, the call is cancelled in the loop and
@@ -29,10 +29,10 @@ event loop must not wait, so every call in such a thread raises BadRequestError.
 notebook, calls work although the kernel's loop runs, because each cell blocks this loop anyway.
 
 **Forks.** Connect after the fork, as the workers of Spark do. The child process creates its own
-thread and loop at the first call, and its own clients. In the child, an object of the parent raises
+thread and loop at the first call, and its own clients. In the child, objects of the parent raise
 ClientClosedError. If the parent had opened any client before the fork, `connect` in the child
 raises ConfigurationError. The reason is that gRPC would hang in a forked child. Start the children
-of such a parent by spawn instead.
+of a parent that uses clients by spawn, not by fork.
 
 **How to add a synchronous class.** Write a subclass of `SyncHandle`, which keeps the async object
 as ``self._handle``. Write a method for an async method as ``verb = forwarded(Handle.verb)``. If the

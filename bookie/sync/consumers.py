@@ -2,8 +2,8 @@
 
 The event loop passes whole batches to the caller's thread. A record counts as given out when the
 caller has received it, and `commit` commits only such records. With automatic commits, a record
-counts as consumed when the caller asks for the next record. So in this case the loop passes one
-record at a time.
+counts as consumed when the caller asks for the next record. So with automatic commits, the loop
+passes one record at a time.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         super().__init__(home, handle, by_record=by_record, timeout=timeout)
         self._handle = handle
         self._uncommitted: dict[LogPartition, GroupRecord] = {}
-        """For each partition: the last record that was fetched before the present batch."""
+        """For each partition: the last record that the caller got before the present batch."""
 
     @property
     def name(self) -> str:

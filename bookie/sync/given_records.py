@@ -22,7 +22,7 @@ class GivenRecords(Generic[R]):
         self._fetch = fetch
         self._batch: Sequence[R] = ()
         self._rest: Iterator[R] = iter(())
-        """Iterator over the records of `_batch` that were not yielded yet. All loops share it."""
+        """All loops share this iterator over the records of `_batch` that were not yielded yet."""
         self._last: R | None = None
         """The last record that was yielded before `_batch`."""
 

@@ -19,7 +19,7 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 T = TypeVar("T")
 
 BATCHES_AHEAD = 2
-"""The number of batches that are read ahead. The async reader itself reads further ahead."""
+"""The number of batches that are read in advance, beyond the read-ahead of the async reader."""
 
 ITEMS_AHEAD = 1024
 """The number of single entries of a tail, or of ledger ids, that are read ahead."""

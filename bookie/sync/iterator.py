@@ -105,7 +105,7 @@ class Pump(Generic[T]):
     def waiting(self) -> deque[T]:
         """A copy of the items in the buffer.
 
-        Call this only in the event loop's thread, because this thread adds items.
+        Use `waiting` only in the event loop's thread, because that thread adds items.
         """
         return self._items.copy()
 
@@ -146,8 +146,8 @@ class SyncIterator(Iterator[T], Closing):
     """A plain iterator over an async generator, which is read a few items in advance.
 
     The iteration ends with `close`, at the end of a `with` block, or when the iterator is garbage
-    collected. In all three cases the event loop cancels the generator. If an item takes longer than
-    the timeout, `next` raises OperationTimeoutError; the caller can then continue the iteration.
+    collected. The event loop then cancels the generator. If an item takes longer than the timeout,
+    `next` raises OperationTimeoutError; the caller can then continue the iteration.
     """
 
     def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:

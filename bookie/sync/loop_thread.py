@@ -202,8 +202,8 @@ class ThisProcess:
         """Return the loop thread of this process; the first call starts the thread.
 
         Raises:
-            ConfigurationError: the process was forked after its parent had used gRPC. In such a
-                process, gRPC does not work.
+            ConfigurationError: the process was forked after its parent had used gRPC, so gRPC does
+                not work in this process.
         """
         with self.lock:
             grpc_use.require_usable()

@@ -2,8 +2,8 @@
 
 A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledger
 entries. The newest ranges are in the partition's **head**, a record that changes by compare-and-set
-only. When a head has many ranges, the oldest ones move to a **chunk**, a separate record that never
-changes. Chunks are numbered. The head contains the numbers of the partition's chunks.
+only. When a head has many ranges, the oldest ranges move to a **chunk**, a separate record that
+never changes. Chunks are numbered. The head contains the numbers of the partition's chunks.
 
 Each entry of a partition has an **offset**: the first entry has offset 0, and each next entry has
 an offset that is one greater. The offset of a range's first entry follows from the ranges before
@@ -72,7 +72,7 @@ class LogDefinition:
         """Check the fields.
 
         Raises:
-            BadRequestError: a field is out of range; the message names the first one.
+            BadRequestError: a field is out of range; the message names the first such field.
         """
         _check(0 < len(self.log_id) <= 64, "the log's id is empty or too long")
         _check(
@@ -136,7 +136,7 @@ class LogHead:
     epoch: int = 0
     """The partition's fencing token, which rises by one with each new owner."""
     owner: LogOwner | None = None
-    """The owner of `epoch`. None if the owner gave the partition up, or in transactional logs."""
+    """The owner of `epoch`. None after the owner has left, and always in transactional logs."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
     """The number of the partition's oldest existing chunk."""

@@ -22,7 +22,7 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """The policy of a log, a namespace or the cluster; a field of None is inherited.
+    """The policy of a log, a namespace or the cluster; a field with the value None is inherited.
 
     Fields that end in ``_bytes`` are in bytes; fields that end in ``_seconds`` are in seconds.
 
@@ -45,8 +45,8 @@ class LogPolicy:
     retention_bytes: int | None = None
     """At least this number of bytes of each partition is kept; 0 means no limit by size.
 
-    If a size and a time are set, retention deletes only records beyond both limits. If neither is
-    set, all records are kept.
+    If a size and a time are set, retention deletes only records beyond both limits. Without a limit
+    by size or time, all records are kept.
     """
 
     retention_seconds: int | None = None
@@ -56,7 +56,7 @@ class LogPolicy:
     """A partition of this size refuses new records; 0 means unlimited."""
 
     ahead_seconds: int | None = None
-    """A record's timestamp may be at most this far ahead of its append; 0 means no limit.
+    """A record's timestamp may be at most this much later than the append; 0 means no limit.
 
     The limit rejects microseconds that are passed as milliseconds. One timestamp that is far ahead
     would hide the times of all later records.

@@ -273,7 +273,7 @@ class LogManager:
         condition = Check(name.definition_key, found.version)
         try:
             await self._announce(name, found.value, condition)
-            # The definition goes last, so that an interrupted removal can continue.
+            # The definition is deleted last, so that an interrupted removal can continue.
             for part in ("partitions", "transactions"):
                 await self._store.delete_recursive(f"{name.key}/{part}", condition=condition)
             await self._store.delete(condition.key, version=condition.version)
@@ -353,10 +353,10 @@ class LogManager:
 
         Raises:
             BadVersionError: a head has another version, or a condition in `others` does not hold.
-            NoSuchLogError: the log of a head to create was deleted.
+            NoSuchLogError: the log of a new head was deleted.
             BadRequestError: the changes need too many operations for one transaction. Each head,
-                each sealed chunk, each operation in `others`, and each log with a head to create
-                counts as one operation.
+                each sealed chunk, each operation in `others`, and each log with a new head counts
+                as one operation.
         """
         puts: list[Operation] = []
         rest: list[Operation] = list(others)
@@ -369,7 +369,7 @@ class LogManager:
             ]
             name = partition.name
             if version == NOT_EXISTS and name.definition_key not in named:
-                # A partition of a deleted log must not begin.
+                # A deleted log must not get a new head.
                 conditions[name.key] = await self.condition(name, head.log_id)
         operations = [*puts, *rest, *conditions.values()]
         if len(operations) > TRANSACTION_OPERATIONS_MAX:
@@ -511,7 +511,7 @@ class LogManager:
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """Read an application's last batch; without one, return -1 of version `NOT_EXISTS`."""
+        """Read an application's last batch; if there is none, return -1 of version `NOT_EXISTS`."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)

@@ -1,8 +1,8 @@
 """Namespaces, and the policies of namespaces and logs: configuration that applications share.
 
 A log is called ``<namespace>/<name>``. The log's own policy overrides the namespace's policy, which
-overrides the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Every change is made by
-compare-and-set.
+overrides the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Every change except
+`clear_log_policy` is made by compare-and-set.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NamespaceManager:
         """Replace the namespace's policy if its version is `version`.
 
         Raises:
-            BadVersionError: the policy was changed, or the namespace deleted.
+            BadVersionError: the policy was changed, or the namespace was deleted.
             BadRequestError: the policy contradicts the defaults.
         """
         policy.over(DEFAULTS)
@@ -106,7 +106,7 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            FormatError: a record is damaged, or the policies of log and namespace contradict.
+            FormatError: a record is damaged, or the policies contradict each other.
         """
         found = (await self.read(namespace)).value
         own = None if log is None else await self.log_policy(namespace, log)
@@ -140,7 +140,7 @@ class NamespaceManager:
             policy.over(_policy_of(found).value.over(DEFAULTS))
             try:
                 # A check of the namespace is too weak: a deletion under way may have looked for
-                # policies already. The new version makes that deletion fail.
+                # policies already. The namespace's new version makes this deletion fail.
                 stat, _ = await self._store.transaction(
                     [
                         Put(_log_key(namespace, log), encode_policy(policy), version),
@@ -168,7 +168,7 @@ async def check_without_logs(store: MetadataStore, namespace: str) -> None:
     `store` is the metadata store of the cluster. The namespaces may be in another store.
 
     Raises:
-        ClusterInUseError: the namespace has logs; the message names one.
+        ClusterInUseError: the namespace has logs; the message names one log.
     """
     key = f"{keys.LOGS}/{_checked(namespace)}"
     logs = await store.get_children(key)

@@ -22,8 +22,8 @@ ranges that were copied, the copy is deleted. So any number of compactions may r
 
 **Old ledgers are deleted at once**, as after a truncation. A reader that does not find a ledger or
 chunk reads the newest head, and continues at the offset that it has reached. A delayed deletion
-would not save readers this step, because at any time a sweep may delete ledgers that no range
-names. Until a delayed deletion, the originals and the copies would both take space.
+would not help readers, because at any time a sweep may delete ledgers that no range names. Until a
+delayed deletion, the original ledgers and their copies would both take space.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CompactionPlan:
     """The groups, ordered by partition, then by offset."""
     ledgers: int
     left: Mapping[int, str]
-    """For each partition number: the reason why some of its small ranges stay."""
+    """For each partition number: the reason why some small ranges are not joined."""
 
     def by_partition(self) -> Mapping[LogPartition, Sequence[CompactionGroup]]:
         """Return the groups of each partition; partitions without groups are left out."""
@@ -280,11 +280,11 @@ class _Publication:
             JoinedRanges(one.group.ranges, one.after) for one in copies if one.after is not None
         ]
         self._gone: list[LogRange] = []
-        """Replaced ranges. After an unknown outcome the head may still name such ranges."""
+        """Replaced ranges, which the head may still name after a write of unknown outcome."""
         self._chunks: set[int] = set()
-        """Replaced chunks. After an unknown outcome the head may still name such chunks."""
+        """Replaced chunks, which the head may still name after a write of unknown outcome."""
         self._refused: dict[int, str] = {}
-        """For each new ledger: the reason why it cannot be published."""
+        """For each new ledger that cannot be published: the reason."""
 
     async def run(self) -> PublishedCompaction:
         client, partition, log_id = self._client, self._partition, self._log_id

@@ -60,7 +60,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """Return limits with which joined ranges make retention keep at most a tenth more."""
+        """Return lower limits: because of joined ranges, retention then keeps at most 10 % more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE

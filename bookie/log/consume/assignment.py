@@ -50,7 +50,8 @@ def assign(
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
     """Return the new size of each share.
 
-    If the sizes cannot be equal, the members with the largest shares in `kept` get one more.
+    If the sizes cannot be equal, the members with the largest shares in `kept` get one partition
+    more than the others.
     """
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))

@@ -27,7 +27,7 @@ class AutoCommit:
 
 
 class HeldCursor:
-    """A cursor that this process holds since `take_cursor`. Commits run one after another.
+    """A cursor that this process took by `take_cursor`. Commits run one after another.
 
     The epoch of the cursor is a fencing token. When another process takes or resets the cursor, a
     new epoch begins. In the new epoch, the former holder cannot change the cursor.
@@ -64,8 +64,8 @@ class HeldCursor:
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may
-                have been moved. Commit again.
+            MetadataUnavailableError, SessionLostError: the store did not answer; commit again,
+                because the outcome is unknown.
         """
         async with self._serial:
             if self._lost is not None:
@@ -129,7 +129,7 @@ async def take_cursor(
             new = LogCursor(await start(), owner=owner, committed_ms=client.clock.now_ms())
             found = await record.propose(new, NOT_EXISTS)
         # A deleted cursor of this name may have had epochs. No epoch exceeds the revision of the
-        # write that began the epoch, so a new cursor begins with its own revision.
+        # write that began the epoch, so the first epoch of a new cursor is its own revision.
         revision = await client.logs.cursor_revision(record.partition, record.name)
         taken = replace(
             found.value,

@@ -226,8 +226,8 @@ class LogConsumer:
             CursorLostError: another consumer has the cursor, or the cursor was reset or deleted.
             NoSuchLogError: the log was deleted.
             BadRequestError: `up_to` was not given out yet, or is in another partition.
-            MetadataUnavailableError, SessionLostError: the store did not answer; the commit may
-                have been made. Commit again.
+            MetadataUnavailableError, SessionLostError: the store did not answer; commit again,
+                because the outcome is unknown.
         """
         self._client.require_here()
         await self._consumer.commit_up_to(up_to)

@@ -2,7 +2,7 @@
 
 A cursor has one record in each partition. A reset or a deletion of a cursor needs no lock. A reset
 raises the epoch, so the holder of the former epoch can no longer commit. A reset or a deletion also
-removes the holder's claim. So the holder notices the loss at once, and not only at its next commit.
+removes the holder's claim. So the holder notices the loss of the cursor before its next commit.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CursorRecord:
                                  version is still stored, write the *same* proposal again
     ============================ =================================================================
 
-    The stored cursor is the proposal if both have the same value, so two proposals must have
-    different values. Therefore each call that takes or resets a cursor writes an owner name that no
+    If the stored cursor equals the proposal, the proposal counts as written. So two proposals must
+    never be equal. Therefore each call that takes or resets a cursor writes an owner name that no
     other call writes (`unique_owner`).
     """
 
@@ -179,11 +179,11 @@ class Cursors:
         time: Moment | None = None,
         protected: bool = True,
     ) -> None:
-        """Create a cursor on each partition. After an interruption, call `create` again.
+        """Create a cursor on each partition. If the call is interrupted, call `create` again.
 
         The cursor begins at `start` or, if `time` is given, at the first record of `time` or later.
-        If neither is given, the cursor begins at the earliest record. Retention keeps the records
-        that a `protected` cursor has not consumed.
+        Without `start` and `time`, the cursor begins at the earliest record. Retention keeps the
+        records that a `protected` cursor has not consumed.
 
         Raises:
             KeyExistsError: the cursor already exists on all partitions.
@@ -238,8 +238,8 @@ class Cursors:
         """Move a cursor to any place, in one partition or all; return each partition's new offset.
 
         The cursor moves to `start` or, if `time` is given, to the first record of `time` or later.
-        If neither is given, the cursor moves to the earliest record. A consumer that holds the
-        cursor gets CursorLostError.
+        Without `start` and `time`, the cursor moves to the earliest record. A consumer that holds
+        the cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -268,9 +268,10 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Set whether retention keeps the records that a cursor has not consumed.
+        """Set or remove the protection of a cursor.
 
-        A consumer that holds the cursor keeps the cursor.
+        Retention keeps the records that a protected cursor has not consumed. A consumer that holds
+        the cursor keeps the cursor.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -351,7 +352,7 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Delete the holder's claim on the cursor, so that the holder notices the loss at once."""
+        """Delete the holder's claim, so that the holder notices the loss of the cursor at once."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )

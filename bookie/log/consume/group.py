@@ -234,8 +234,8 @@ class GroupMember:
             CursorLostError: another member has the cursor of a partition, or the cursor was reset
                 or deleted. The uncommitted records of this partition are delivered again. The
                 records of the other partitions are marked.
-            MetadataUnavailableError, SessionLostError: the store did not answer; the commit may
-                have been made.
+            MetadataUnavailableError, SessionLostError: the store did not answer; commit again,
+                because the outcome is unknown.
         """
         self._require_entered()
         if up_to is not None:
@@ -344,7 +344,7 @@ class GroupMember:
             attempt = 0
             await self._keep(partition, consumer)
             if isinstance(consumer.error, NoSuchLogError):
-                await self._participant.pause(attempt)  # the leader will drop the log soon
+                await self._participant.pause(attempt)  # until the leader unassigns the log
             elif not isinstance(consumer.error, CursorLostError | None):
                 self._fail(consumer.error)
                 return

@@ -103,7 +103,7 @@ class GroupLeader:
                     key.rpartition("/")[2]: profile for key, profile in members.values.items()
                 }
                 logs.watch(_watched(profiles.values()))
-                if profiles:  # without a profile, this member's own record is missing for now
+                if profiles:  # if there is none, this member's own record is missing for now
                     await self._share_out(profiles)
                 await self._changed.wait()
 
@@ -189,7 +189,7 @@ class DefinitionWatch:
         while True:
             try:
                 async with self._store.watch(prefix) as changes:
-                    self._on_change(None)  # because of changes before the watch began
+                    self._on_change(None)  # logs may have changed before the watch began
                     async for change in changes:
                         names = _defined(change)
                         if names is None or names:
@@ -249,7 +249,7 @@ def _defined(change: Change) -> list[LogName] | None:
         return None
     found = []
     for event in change.events:
-        match event.key.split("/")[2:]:  # some watches also report parents, such as `/logs/default`
+        match event.key.split("/")[2:]:  # a watch may also report a parent, such as `/logs/default`
             case namespace, log, "definition":
                 found.append(LogName(namespace, log))
     return found

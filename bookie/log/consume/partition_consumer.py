@@ -13,7 +13,7 @@ the session was lost, and    the consumer claims the lock again. If the cursor i
 no other consumer waits      consumer's epoch, the consumer continues; otherwise the cursor is lost
 the session was lost, and    the lock and the cursor are lost. A commit that was sent before takes
 another consumer waits       effect only if it arrives before the other consumer takes the cursor
-the cursor is reset          the cursor is lost; the deleted claim or the next commit shows it
+the cursor is reset          the cursor is lost; the deleted claim or the next commit shows the loss
 a read fails temporarily     the reader is opened again, at the next offset to give out
 ============================ =====================================================================
 """
@@ -99,7 +99,7 @@ class PartitionConsumer:
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0
-        """Until this time of the event loop `may_give` is True; 0 after a change of the lock."""
+        """`may_give` is True until this time of the event loop; 0 after a change of the lock."""
         self._room = asyncio.Event()
         """Set while no batch waits for a call of `take`."""
         self._pump: asyncio.Task[None] | None = None
@@ -215,7 +215,7 @@ class PartitionConsumer:
             _log.warning("not_committed", partition=str(self.partition), reason=str(error))
 
     async def commit(self, offset: int) -> None:
-        """Commit the next offset to consume. Raises the errors of `HeldCursor.commit`."""
+        """Commit `offset`, the next offset to consume. Raises the errors of `HeldCursor.commit`."""
         try:
             await self.cursor.commit(offset)
         except (CursorLostError, NoSuchLogError) as error:

@@ -65,7 +65,7 @@ def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
     """Add a new ledger as the last range of the head. The range is open.
 
     Raises:
-        BadRequestError: two ranges are open; the older one has to be closed first.
+        BadRequestError: two ranges are open; the older range must be closed first.
     """
     if len(head.open_ranges) > 1:
         raise BadRequestError(f"ledger {ledger_id} cannot be added while two ranges are open")
@@ -193,8 +193,8 @@ def truncated(
     tried again on a newer head.
 
     Raises:
-        BadRequestError: `before_offset` is after the last closed range. Or `chunks` are not the
-            oldest chunks, or have an entry at or after `before_offset`.
+        BadRequestError: `before_offset` is after the last closed range. Also raised if `chunks` are
+            not the oldest chunks, or have an entry at or after `before_offset`.
     """
     if before_offset > end_offset(head):
         raise BadRequestError(
@@ -237,8 +237,8 @@ def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
 def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
     """Return the index of the first range that may have a record of `timestamp_ms` or later.
 
-    An open range may always have such a record. If no range can have such a record, the result is
-    ``len(ranges)``.
+    An open range always counts, because its owner may append later records. If all ranges end
+    before this time, the result is ``len(ranges)``.
     """
     for index, one in enumerate(ranges):
         if one.end_ms is None or one.end_ms >= timestamp_ms:
@@ -285,14 +285,14 @@ def compacted(
     """Replace ranges by joined ranges; return the new head, new chunks and removed ranges.
 
     `chunks` are all chunks that `head` names. A chunk never changes. So if a joined range replaces
-    ranges of a chunk, the whole chain is written anew without its truncated ranges. Then the new
-    head has the newest `ranges_max` ranges, and new chunks with new numbers have the older ranges.
+    ranges of a chunk, the whole chain is written anew without its truncated ranges. The new head
+    then has the newest `ranges_max` ranges, and new chunks with new numbers have all others.
     Offsets, times, the owner and open ranges do not change.
 
     Raises:
         BadRequestError: `chunks` are not all chunks of the head, or the new chunks are too many for
-            one transaction. Or the ranges to replace are not part of the chain, or include its
-            newest closed range.
+            one transaction. Also raised if the ranges to replace are not part of the chain, or
+            include its newest closed range.
     """
     if [one.number for one in chunks] != list(range(head.first_chunk, head.next_chunk)):
         raise BadRequestError("a chain is compacted only by all of its chunks")

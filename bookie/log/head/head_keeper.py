@@ -4,7 +4,7 @@
 outcome of a write           reaction
 ============================ =====================================================================
 written                      the change is made
-another version is stored    read the stored head. If it is the head that was to be written, the
+another version is stored    read the stored head. If the stored head is the head to write, the
                              change is made. Otherwise, in the same epoch, make the change on the
                              stored head; in another epoch, raise LogTakenOverError: the change may
                              have been made before the takeover (`may_name`)
@@ -32,7 +32,7 @@ from bookie.log.head.chain import LedgerEnd, seal, with_closed, with_ledger
 from bookie.metadata.versioned import Versioned
 
 HeadStep = Callable[[LogHead], LogHead]
-"""A function that returns a changed head, by functions of :mod:`bookie.log.head.chain`."""
+"""A function that takes a head and returns the changed head (:mod:`bookie.log.head.chain`)."""
 
 HeadCheck = Callable[[], Awaitable[object]]
 """A function that raises an error if the owner must no longer apply its step."""

@@ -1,10 +1,10 @@
 """Publish ranges of a transactional log: all ranges of a batch in one transaction, or none.
 
 The transaction replaces the head of each partition that the batch touches, and the record of the
-application's last batch. The transaction fails if another process has changed a head or that
-record. After a failed transaction, the publisher reads the heads and that record again. Each batch
-of an application has a greater number than the batch before. So at most one attempt publishes a
-batch, even if the reply of that attempt is lost.
+application's last batch. The transaction fails if another process has changed a head or the
+application's record. After a failed transaction, the publisher reads the heads and the record
+again. Each batch of an application has a greater number than the batch before. So at most one
+attempt publishes a batch, even if the reply of that attempt is lost.
 
 ================================ =================================================================
 limit of one transaction         limit of one batch
@@ -106,11 +106,11 @@ class LogPublisher:
     async def publish(
         self, application_id: str, batch: int, ranges: Iterable[PendingRange]
     ) -> bool:
-        """Publish a batch; False if this batch or a newer one was published before.
+        """Publish a batch; False if this batch or a newer batch was published before.
 
         A batch may be empty. The ranges of a partition are published in the given order. When the
-        call returns, the newest heads name all ranges of the batch. From then on, an equal or older
-        batch of the application is dropped. After NoSuchLogError, LogFullError or BadRequestError
+        call returns, the newest heads name all ranges of the batch. Later calls drop an equal or
+        older batch of the application. After NoSuchLogError, LogFullError or BadRequestError
         nothing was published. After another error or a cancellation, or if the client was closed,
         the outcome may be unknown: publish the same batch again.
 
@@ -118,7 +118,7 @@ class LogPublisher:
             NoSuchLogError: there is no such log.
             LogFullError: a partition has reached the quota of the log's policy.
             BadRequestError: the log is not transactional, a range is invalid, or the batch is too
-                large for one transaction. The limits are in the table above. A range is invalid if
+                large for one transaction (see the module's table of limits). A range is invalid if
                 it is reversed, or if it was published before and a head still names it. A range is
                 also invalid if its ledger was deleted, or was not written by this application for
                 this partition.
@@ -157,9 +157,9 @@ class LogPublisher:
     async def forget(self, application_id: str) -> None:
         """Delete the record of an application that will publish nothing more.
 
-        Call this when the application's last `publish` has returned. If a request of that `publish`
-        arrives later, the request fails, because the heads have newer versions. Published ranges
-        stay. An unknown application is no error.
+        Call `forget` after the application's last `publish` has returned. If a late request of this
+        `publish` arrives, the request fails, because the heads have newer versions. Published
+        ranges stay. An unknown application is no error.
 
         Raises:
             MetadataError: the metadata store failed; the record may remain, and does no harm.

@@ -43,7 +43,7 @@ APPLICATION_TAG = "bookie.log.application"
 """Key in the custom metadata of a publisher's ledgers. The value is the application's id."""
 
 LEDGER_SECONDS_MAX = 12 * 3600
-"""No range begins in an older ledger. A sweep deletes ledgers at twice this age."""
+"""No range begins in a ledger older than this. A sweep deletes ledgers at twice this age."""
 
 _log = event_log(__name__)
 
@@ -78,19 +78,19 @@ class PendingRange:
 
 
 _Encoded: TypeAlias = Callable[[int], tuple[list[bytes], int]]
-"""Encodes the records of an append; the argument is the range's greatest timestamp before it.
+"""Encodes the records of an append; gets the range's greatest timestamp before the append.
 
 Returns the entries, and the greatest timestamp including these entries.
 """
 
 
 class RangeWriter:
-    """Writes records of one partition. `open` makes a writer; `async with` closes it.
+    """Writes records of one partition. `open` makes a writer; `async with` closes the writer.
 
     Several tasks may append at once; entries follow the order of the calls. If an append fails or
     is cancelled, its whole range fails. Then further appends raise LogClosedError until `discard`
-    or `cut` drops the failed range; this `cut` raises LogClosedError, too. Ranges that were cut
-    before the failure stay valid and may be published.
+    or `cut` drops the failed range. A `cut` that drops a failed range also raises LogClosedError.
+    Ranges that were cut before the failure stay valid and may be published.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class RangeWriter:
 
     async def _append(self, encoded: _Encoded) -> None:
         current, payloads, greatest_ms = await self._accept(encoded)
-        # No `await` may stand between these lines: `cut` would miss this append, and lose records.
+        # No `await` may come between these lines: `cut` would miss this append, and lose records.
         await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
@@ -207,11 +207,11 @@ class RangeWriter:
         range. If `cut` is cancelled, the range may be lost.
 
         Raises:
-            LogClosedError: an append of the range failed or was cancelled. The range is dropped;
-                write its records again.
+            LogClosedError: an append of the range failed or was cancelled. Write the records of
+                this range again, because the range is dropped.
         """
         self._client.require_here()
-        async with self._beginning:  # behind the appends that wait for a ledger
+        async with self._beginning:  # wait behind the appends that wait for a ledger
             current, self._range = self._range, None
         if current is None:
             return None

@@ -1,7 +1,7 @@
 """Read runs of entries from one ledger after another, with a bounded read-ahead.
 
-Large runs are read one by one; a few requests for a run are sent ahead. Several small runs are read
-at once, so the reader of a log with many small ranges does not wait for each range in turn.
+Large runs are read one by one, with a few requests in advance. Several small runs are read at once,
+so the reader of a log with many small ranges does not wait for each range in turn.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def read_runs(
     """Yield the entries of `runs` in order. A run must have an end, and acknowledged entries only.
 
     Raises:
-        NoSuchLedgerError: a ledger was deleted; the entries of all runs before it were yielded.
+        NoSuchLedgerError: a ledger was deleted; the entries of all earlier runs were yielded.
         NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
     """
     waiting = deque(runs)

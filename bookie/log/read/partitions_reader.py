@@ -35,7 +35,7 @@ class _Lane:
 
     @property
     def is_valid(self) -> bool:
-        """True if the reader was not moved by a seek after it had read `batch`."""
+        """True if no seek has moved the reader since `batch` was read."""
         return self.seeks == self.reader.seeks
 
 

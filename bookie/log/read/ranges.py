@@ -62,7 +62,7 @@ class LogRanges:
         return self.adopt(found)
 
     async def require_log(self) -> None:
-        """Check that the log exists. Its heads may remain while the log is being deleted.
+        """Check that the log exists. The heads of a log may remain while the log is being deleted.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -81,7 +81,7 @@ class LogRanges:
         return True
 
     def note_end(self, ledger_id: int, last_entry_id: int) -> None:
-        """Note that a ledger is CLOSED at `last_entry_id`. The head may not show this yet."""
+        """Note that a ledger is CLOSED at `last_entry_id`. The head may not have this end yet."""
         self._ends[ledger_id] = last_entry_id
         self._ranges = completed(self.head.ranges, self._ends)
 
@@ -164,7 +164,7 @@ class LogRanges:
         )
 
     async def _chunk_of_offset(self, offset: int) -> LogChunk:
-        """Return the chunk that contains `offset`; no range of the head may contain it."""
+        """Return the chunk that contains `offset`, which must be before all ranges of the head."""
         likely = self._chunk_read_last + 1
         if self.head.first_chunk <= likely < self.head.next_chunk:
             chunk = await self._chunk(likely)

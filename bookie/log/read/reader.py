@@ -159,7 +159,7 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move the reader to a place. Even a task that waits now gets its next record from there.
+        """Move the reader to a place. Even a waiting task gets its next record from this place.
 
         A batch that `batches` has already yielded stays valid after a seek. But `records` yields no
         more records that were read before the seek.
@@ -368,7 +368,7 @@ class LogReader:
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """Return the result of `coroutine`; if a seek comes first, cancel it and return None."""
+        """Return the result of `coroutine`; if a seek comes first, cancel the call; return None."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -421,7 +421,7 @@ class LogReader:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
             if found.base_offset is not None:
                 return found.base_offset + target.entry_id - found.first_entry_id
-            # In the head, the range before `found` is open. The ledger of that range may be CLOSED.
+            # In the head, the range before `found` is open, but its ledger may be CLOSED.
             before = self._ranges.ranges[-2]
             try:
                 if await confirmed_end(before, self._ranges, self._readers) is not None:
@@ -449,7 +449,7 @@ class LogReader:
 
     async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
         """Read the newest head; raise `error` if this head still names the missing ledger."""
-        # The entries of earlier ledgers were delivered.
+        # The reader has already delivered the entries of earlier ledgers.
         gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
         self._readers.forget()
         await self._ranges.refresh()

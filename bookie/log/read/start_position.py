@@ -3,13 +3,13 @@
 Each record contains the greatest timestamp of all records up to itself. The metadata of each closed
 range contains the greatest timestamp of all records up to the range's end. These greatest
 timestamps never decrease along the log. So a binary search over chunks, ranges and entries finds
-the first record whose greatest timestamp is t or later. This is also the first record whose own
-timestamp is t or later.
+the first record whose greatest timestamp is t or later. This record is also the first record whose
+own timestamp is t or later.
 
-In two cases, the search may find an earlier entry than this record, but never a later entry. First,
-the entry may be a control record, which also has a timestamp. Second, in a transactional log, the
-greatest timestamp of a record may come from an entry that was not published. So after the search, a
-reader skips the few older records before the wanted record.
+In two cases, the search may find an entry before the wanted record, but never a later entry. First,
+the found entry may be a control record, which also has a timestamp. Second, in a transactional log,
+the greatest timestamp of a record may come from an entry that was not published. So after the
+search, a reader skips the few older records before the wanted record.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ means ``earliest``.
 
 
 def checked_place(start: object = None, time: Moment | None = None) -> Place:
-    """Return the place that `start` or `time` names; without both, ``earliest``.
+    """Return the place that `start` or `time` names; if both are None, return ``earliest``.
 
     Raises:
         BadRequestError: `start` or `time` is not valid, or both are given.

@@ -112,7 +112,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """The state of a log. Its partitions are read one after another, not at one moment."""
+    """The state of a log. The partitions are read one after another, not at one moment."""
 
     name: str
     definition: LogDefinition

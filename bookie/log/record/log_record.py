@@ -20,10 +20,10 @@ offset bytes meaning
 ====== ===== ====================================================================
 
 A record with an empty key differs from a record without a key. Most records have only the fixed 16
-bytes and the key before the value. Such a record is parsed with one `struct` call and two slices.
+bytes and the key before the value; one `struct` call and two slices parse such a record.
 
-Version 1 can be read, but is no longer written. Its fixed part has 32 bytes, and contains all
-lengths and the sequence number.
+Version 1 can be read, but is no longer written. The fixed part of version 1 has 32 bytes, and
+contains all lengths and the sequence number.
 
 A **late** record has a smaller timestamp than a record before it. Every record contains the
 greatest timestamp so far, so a reader finds a time by binary search. A **control record** is for

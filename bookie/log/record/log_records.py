@@ -103,7 +103,7 @@ class RecordColumns(NamedTuple):
 def record_columns(
     data: BytesLike, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> RecordColumns | None:
-    """Return the columns of plain records; None without a record, or if a record is not plain.
+    """Return the columns of plain records; None if `starts` is empty or a record is not plain.
 
     A record is not plain if it has headers, a producer or another version, is a control record, or
     is damaged.
@@ -114,7 +114,7 @@ def record_columns(
     row = np.dtype((np.void, FIXED_SIZE_BYTES))
     count = len(data) - FIXED_SIZE_BYTES + 1
     fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
-    words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # everything except the time
+    words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # all fields except the time
     # Usually the records differ only in time and value. Then the first record's other fields are
     # valid for all records.
     kinds = fixed[:1] if (words == words[0]).all() else fixed
@@ -218,7 +218,7 @@ class PlainRecords(Sequence[LogRecord]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
-        # `bookie.sync` compares each batch with an empty batch. This must create no `LogRecord`.
+        # `bookie.sync` compares each batch with an empty batch, which must make no `LogRecord`.
         return len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # like a list

@@ -6,8 +6,9 @@ the first append. The writer remembers at least the last `WINDOW_SEQUENCES` numb
 If there are more than `PRODUCERS_MAX` producers or `RUNS_MAX` runs, the writer forgets the
 producers whose last append is oldest.
 
-A snapshot contains the producers that a writer knows. It is the value of a control record in the
-log: canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
+A snapshot contains the producers that a writer knows. The snapshot is the value of a control record
+in the log: canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-producers``,
+version 1::
 
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 

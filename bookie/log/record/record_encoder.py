@@ -21,7 +21,7 @@ The next owner reads back at most this number of entries.
 """
 
 _SHARED_FROM = 64
-"""With fewer records, each record gets a copy of the prefix. Measurements show no loss of speed."""
+"""With fewer records, each record gets its own prefix; measurements show no loss of speed."""
 
 DRIFT_SECONDS_MAX = 60.0
 """The tolerated drift of the wall clock from the monotonic clock since the last comparison."""
@@ -164,7 +164,7 @@ class RecordEncoder:
     def begin_ledger(self) -> None:
         """Note that the next records go to a new ledger, so a new snapshot is due.
 
-        The creator of the ledger must have compared the wall clock.
+        The creator of the ledger must have compared the wall clock with bookies' clocks.
         """
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
         self.latest.compared()

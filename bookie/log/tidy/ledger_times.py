@@ -8,7 +8,7 @@ A wrong lower bound only keeps records for longer, so every creation time may be
 wrong upper bound would delete records too early, so only a tagged creation time may be an upper
 bound. A tag shows that the creator of the ledger compared its clock with clocks of bookies
 (:mod:`bookie.log.clock_check`). A ledger made by a compaction has the latest tag of the ledgers
-that it replaces.
+that the compaction copied.
 """
 
 from __future__ import annotations

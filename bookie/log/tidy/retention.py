@@ -1,4 +1,4 @@
-"""The rule of retention: which ranges at the beginning of a partition may be deleted.
+"""The rule of retention: it finds the oldest ranges of a partition that may be deleted.
 
 ============================== ==================================================================
 rule                           why

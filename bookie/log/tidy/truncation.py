@@ -52,10 +52,9 @@ async def truncate(
 
     Raises:
         NoSuchLogError: there is no such log.
-        BadRequestError: `before` and `before_ms` are both given, or both None. Or the offset is
-            after the last closed range: roll the log first.
-        MetadataError: the metadata store failed; the partition may have been truncated. Truncate
-            again.
+        BadRequestError: `before` and `before_ms` are both given, or both None. Also raised if the
+            offset is after the last closed range: roll the log first.
+        MetadataError: the metadata store failed; truncate again, because the outcome is unknown.
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")

@@ -1,8 +1,8 @@
 """Delete ledgers of a partition that no range of the partition names.
 
-A process may delete a ledger while another process publishes a range in that ledger. Each of the
-two requests may take effect after its caller has stopped waiting. Two rules ensure that no head
-names a deleted ledger:
+A process may delete a ledger while another process publishes a range in that ledger. The deletion
+and the publication may even take effect after their callers have stopped waiting. Two rules ensure
+that no head names a deleted ledger:
 
 1. The transaction that deletes a ledger also writes the unchanged head, which gets a new version.
    The transaction fails if the head has changed since the search for ranges that name the ledger.
@@ -106,8 +106,8 @@ async def delete_ended(
     """Delete the ledgers of closed ranges that left the chain; return the deleted ledger ids.
 
     A ledger stays if another range names it, or if it is open. A ledger also stays if it has
-    entries after the removed ranges, because a publisher may still publish these entries. A later
-    sweep deletes a ledger that stayed, when no range names it.
+    entries after the removed ranges, because a publisher may still publish these entries. If a
+    ledger stays, a later sweep deletes the ledger when no range names it.
 
     Raises the errors of `delete_unnamed`.
     """

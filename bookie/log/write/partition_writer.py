@@ -76,7 +76,7 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""The pause before a new ledger, if bookies answer but have confirmed no entry of the last one."""
+"""The pause before a new ledger, if bookies answer but the last ledger confirmed no entry."""
 
 HOUSEKEEPING_SECONDS = 60.0
 """Seconds between two applications of the retention. Each roll also applies the retention."""
@@ -128,7 +128,7 @@ class PartitionWriter:
         self._created: WriterHandle | None = None
         """The writer of a new ledger, until the head certainly names this ledger."""
         self._retired: Segment | None = None
-        """The ledger before the present one; None when its range has been closed."""
+        """The ledger before the present ledger; None when the range of that ledger is closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
         """The callers of `roll` that wait for the present roll."""
@@ -139,7 +139,7 @@ class PartitionWriter:
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         self._closing: asyncio.Future[None] | None = None
         self._error: BookieError | None = None
-        """The reason why appends are refused; None while they are accepted."""
+        """The reason why appends are refused; None while appends are accepted."""
         self._pool.on_close(self._on_client_closed)
         self._task = self._pool.spawn(self._run(), name=f"log {partition}")
 
@@ -169,7 +169,7 @@ class PartitionWriter:
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why appends are refused; None while they are accepted."""
+        """The reason why appends are refused; None while appends are accepted."""
         return self._error
 
     async def append(
@@ -226,7 +226,7 @@ class PartitionWriter:
         await asyncio.shield(self._closing)
 
     def abandon(self) -> None:
-        """End the writer at once, without closing its ledgers. The next owner closes them."""
+        """End the writer at once; leave its ledgers open, so that the next owner closes them."""
         self._end(LogClosedError(f"the writer of {self.partition} was closed"))
         self._task.cancel()
 
@@ -311,7 +311,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
-            # `_mend` will append the entries to a new ledger. A repetition of them waits as well.
+            # `_mend` will append the entries to a new ledger. Repeated records wait for this, too.
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
@@ -435,7 +435,7 @@ class PartitionWriter:
         self._retry_at = self._loop.time() + ROLL_RETRY_SECONDS
 
     async def _retire(self) -> None:
-        """Close the previous ledger and its range. The next roll waits until this is done."""
+        """Close the previous ledger, then its range. The next roll waits until both are closed."""
         assert self._retired is not None, "the caller looked"
         try:
             await self._close_range(self._retired)
@@ -475,7 +475,7 @@ class PartitionWriter:
             await writer.flush()
 
     async def _add_next(self) -> None:
-        """Create a ledger and add it to the head; after a failure, call this again to continue."""
+        """Create a ledger and add it to the head. After a failure, call `_add_next` again."""
         if self._created is None:
             self._created = await self._create()
         created = self._created
@@ -497,8 +497,8 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
-        # A deletion of the log closes the ledgers that the head names. This writer must not add new
-        # ledgers meanwhile.
+        # A deletion of the log closes the ledgers that the head names. So a writer must not add new
+        # ledgers to a deleted log.
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
@@ -602,7 +602,7 @@ class PartitionWriter:
             LogTakenOverError: another process owns the partition.
         """
         since = self._loop.time() if self._silent_since is None else self._silent_since
-        # An error of an ended writer is never `retryable`, so its class decides.
+        # The errors of an ended writer are never `retryable`, so only their classes are compared.
         return await patiently(
             attempt,
             deadline=since + self._options.patience_seconds,

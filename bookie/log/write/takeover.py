@@ -159,7 +159,7 @@ class _Takeover:
     async def _check_records(self, head: LogHead) -> None:
         """Check that this program can read the newest records, before it ends the present owner."""
         for one in reversed(head.ranges[-2:]):
-            # If bookies do not answer, later steps of the takeover decide.
+            # If bookies do not answer, a later step of the takeover waits for them or fails.
             with suppress(UnavailableError, LedgerError):
                 base = (one.base_offset or 0) - one.first_entry_id
                 password = self._options.password
@@ -264,7 +264,7 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a new ledger whose creator lost the partition or failed, so that nobody uses it.
+    """Delete a new ledger that nobody uses, because its creator lost the partition or failed.
 
     If the head may name the ledger, the ledger stays, and the new owner closes it. If the deletion
     fails, a later sweep deletes the ledger.

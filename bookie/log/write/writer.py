@@ -114,10 +114,10 @@ class LogWriter:
             BadRequestError: an argument is wrong; nothing was appended.
             LogFullError: the partition has reached the quota; nothing was appended.
             DuplicateRecordError: the producer's number is too old; nothing was appended.
-            ClockError: this machine's clock was set. The writer compares the clock with bookies'
-                clocks now; nothing was appended. Append again.
-            LogTakenOverError: another process owns the partition. After this error and each error
-                below, the outcome is unknown.
+            ClockError: this machine's clock was set, and is compared with bookies' clocks now;
+                nothing was appended. Append again.
+            LogTakenOverError: another process owns the partition. After LogTakenOverError and each
+                error below, the outcome of the append is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.
             UnavailableError, MetadataError: bookies or the metadata store did not answer for longer
                 than `patience_seconds`; the writer has ended.
