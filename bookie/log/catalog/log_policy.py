@@ -76,7 +76,7 @@ class LogPolicy:
             value = getattr(self, field.name)
             if value is not None and field.name not in _NO_NUMBERS:
                 self._check_number(field.name, value)
-        if self.allow_degraded not in (None, False, True):
+        if not isinstance(self.allow_degraded, bool | None):  # the number 1 also equals True
             raise BadRequestError(
                 f"allow_degraded is {self.allow_degraded!r}, and must be true or false"
             )
