@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import math
 import os
 import sys
 import threading
@@ -254,15 +253,15 @@ def _has_running_loop() -> bool:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Check that a timeout is a number of seconds or None.
+    """Check that a timeout is a finite number of seconds, or None for no limit.
 
     Raises:
-        BadRequestError: the timeout is neither a number nor None.
+        BadRequestError: the timeout is neither a finite number nor None.
     """
     if timeout is None:
         return
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not is_number or math.isnan(timeout):
+    if not (is_number and timeout <= threading.TIMEOUT_MAX):  # False for NaN
         raise BadRequestError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
