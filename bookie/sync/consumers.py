@@ -119,7 +119,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
         See `LogConsumer.commit`.
         """
-        wanted = self._given.last if up_to is None else up_to
+        wanted = self.position if up_to is None else up_to
         self._run(self._handle.commit(wanted), timeout)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:

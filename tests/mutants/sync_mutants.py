@@ -12,7 +12,7 @@ SYNC_MUTANTS = (
     Mutant(
         "a commit covers what was fetched",
         "bookie/sync/consumers.py",
-        "wanted = self._given.last if up_to is None else up_to",
+        "wanted = self.position if up_to is None else up_to",
         "wanted = up_to",
         (f"{LOGS}a_commit_covers_what_the_caller_was_given",),
         "A crash loses records that the caller never saw.",
