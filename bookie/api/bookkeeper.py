@@ -590,8 +590,9 @@ class BookKeeper(ClusterConnection):
 
         Raises:
             NoSuchLogError: the log does not exist.
-            BadRequestError: `before` and `before_time` are both given or both missing. Also raised
-                if the offset is in the ledger to which the writer appends now: roll the log first.
+            BadRequestError: `before` and `before_time` are both given or both missing, or the
+                position is in another partition. Also raised if the offset is in the ledger to
+                which the writer appends now: roll the log first.
             MetadataError: the metadata store failed, so the partition may or may not be truncated;
                 call `truncate_log` again.
         """

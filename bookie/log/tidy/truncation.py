@@ -53,11 +53,14 @@ async def truncate(
     Raises:
         NoSuchLogError: there is no such log.
         BadRequestError: `before` and `before_ms` are both given, or both None. Also raised if the
-            offset is after the last closed range: roll the log first.
+            position is in another partition, or if the offset is after the last closed range:
+            roll the log first.
         MetadataError: the metadata store failed; truncate again, because the outcome is unknown.
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
+    if isinstance(before, LogPosition) and before.partition != partition.number:
+        raise BadRequestError(f"{before} is in partition {before.partition}, not in {partition}")
     definition = await client.definition(partition.name)
     checked_partition(partition.name, partition.number, definition.partitions)
     offset = before.offset if isinstance(before, LogPosition) else before

@@ -134,6 +134,8 @@ async def test_wrong_bounds_are_refused(orders: MetadataLog) -> None:
         await truncate(orders.client, partition)
     with pytest.raises(BadRequestError, match="one of an offset"):
         await truncate(orders.client, partition, before=1, before_ms=1)
+    with pytest.raises(BadRequestError, match="is in partition 1, not in"):
+        await truncate(orders.client, partition, before=LogPosition(1, 0, 1, 1))
     with pytest.raises(BadRequestError, match="and no partition 3"):
         await truncate(orders.client, orders.partition(3), before=1)
     with pytest.raises(NoSuchLogError):
