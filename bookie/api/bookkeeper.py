@@ -97,8 +97,8 @@ class BookKeeper(ClusterConnection):
 
         Raises:
             NotEnoughBookiesError: there are fewer writable bookies than `ensemble_size`, or than
-                `allow_degraded` needs. Also raised if `placement.enforce` forbids all choices of
-                bookies.
+                `allow_degraded` needs. NotEnoughBookiesError is also raised if `placement.enforce`
+                forbids all choices of bookies.
             LedgerExistsError: a ledger has or had the id `ledger_id`.
             StoreWentBackError: the metadata store was set back to an older state, so it would give
                 out used ids again.
@@ -591,8 +591,8 @@ class BookKeeper(ClusterConnection):
         Raises:
             NoSuchLogError: the log does not exist.
             BadRequestError: `before` and `before_time` are both given or both missing, or the
-                position is in another partition. Also raised if the offset is in the ledger to
-                which the writer appends now: roll the log first.
+                position is in another partition. BadRequestError is also raised if the offset is in
+                the ledger to which the writer appends now: roll the log first.
             MetadataError: the metadata store failed, so the partition may or may not be truncated;
                 call `truncate_log` again.
         """

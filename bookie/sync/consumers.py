@@ -155,7 +155,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
         """Commit all records that were given out, or all records up to and including `up_to`.
 
-        See `GroupMember.commit`. But ``commit()`` raises CursorLostError if this member no longer
+        See `GroupMember.commit`. Here, ``commit()`` raises CursorLostError if this member no longer
         consumes the partition of a record that was given out since the last ``commit()``. The
         records of the other partitions are committed.
         """

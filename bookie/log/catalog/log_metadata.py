@@ -136,7 +136,7 @@ class LogHead:
     epoch: int = 0
     """The partition's fencing token, which rises by one with each new owner."""
     owner: LogOwner | None = None
-    """The owner of `epoch`. None after the owner has left, and always in transactional logs."""
+    """The owner of `epoch`; None after the owner has left, and in transactional logs."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
     """The number of the partition's oldest existing chunk."""
@@ -165,7 +165,7 @@ class LogHead:
         """Check that the fields follow the rules of the format.
 
         Raises:
-            BadRequestError: a rule is broken; the message names the first one.
+            BadRequestError: a rule is broken; the message names the first broken rule.
         """
         _check_ranges(self.ranges, open_max=_OPEN_RANGES_MAX)
         _check(0 <= self.epoch <= MAX_ID, "the epoch is out of range")
@@ -185,7 +185,7 @@ class LogChunk:
         """Check that the fields follow the rules of the format.
 
         Raises:
-            BadRequestError: a rule is broken; the message names the first one.
+            BadRequestError: a rule is broken; the message names the first broken rule.
         """
         _check(0 <= self.number <= MAX_ID, "the chunk's number is out of range")
         _check(bool(self.ranges), "a chunk has at least one range")

@@ -79,6 +79,8 @@ class NamespaceManager:
     async def delete(self, name: str) -> None:
         """Delete an empty namespace.
 
+        The call does not find logs of clusters with another store (`check_without_logs` does).
+
         Raises:
             NoSuchKeyError: there is no such namespace.
             ClusterInUseError: the namespace has logs, or policies of logs.

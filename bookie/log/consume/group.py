@@ -356,7 +356,7 @@ class GroupMember:
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
         """Give out a partition's records until the cursor is lost or the assignment ends.
 
-        Then wait until the application has finished its record, and release the partition.
+        Before the partition is released, wait until the application has finished its record.
         """
         self._consumers[partition] = consumer
         self._turns.append(partition)

@@ -193,8 +193,9 @@ def truncated(
     tried again on a newer head.
 
     Raises:
-        BadRequestError: `before_offset` is after the last closed range. Also raised if `chunks` are
-            not the oldest chunks, or have an entry at or after `before_offset`.
+        BadRequestError: `before_offset` is after the last closed range. BadRequestError is also
+            raised if `chunks` are not the oldest chunks, or have an entry at or after
+            `before_offset`.
     """
     if before_offset > end_offset(head):
         raise BadRequestError(
@@ -291,8 +292,8 @@ def compacted(
 
     Raises:
         BadRequestError: `chunks` are not all chunks of the head, or the new chunks are too many for
-            one transaction. Also raised if the ranges to replace are not part of the chain, or
-            include its newest closed range.
+            one transaction. BadRequestError is also raised if the ranges to replace are not part of
+            the chain, or include its newest closed range.
     """
     if [one.number for one in chunks] != list(range(head.first_chunk, head.next_chunk)):
         raise BadRequestError("a chain is compacted only by all of its chunks")

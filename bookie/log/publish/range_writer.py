@@ -88,9 +88,9 @@ class RangeWriter:
     """Writes records of one partition. `open` makes a writer; `async with` closes the writer.
 
     Several tasks may append at once; entries follow the order of the calls. If an append fails or
-    is cancelled, its whole range fails. Then further appends raise LogClosedError until `discard`
-    or `cut` drops the failed range. A `cut` that drops a failed range also raises LogClosedError.
-    Ranges that were cut before the failure stay valid and may be published.
+    is cancelled, its whole range fails. After a failure, appends raise LogClosedError until
+    `discard` or `cut` drops the failed range. A `cut` that drops a failed range also raises
+    LogClosedError. Ranges that were cut before the failure stay valid and may be published.
     """
 
     def __init__(

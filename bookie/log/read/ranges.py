@@ -116,8 +116,8 @@ class LogRanges:
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
         """Return the first range that may have a record of this time or later, and later ranges.
 
-        If the first range is in a chunk, the result ends at the end of this chunk. Otherwise the
-        result ends with the newest range of the known head.
+        If the first range is in a chunk, the result ends at the end of this chunk. If it is in the
+        head, the result ends with the newest range of the known head.
 
         Raises:
             MetadataError: the metadata store failed.

@@ -161,8 +161,8 @@ class LogReader:
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
         """Move the reader to a place. Even a waiting task gets its next record from this place.
 
-        A batch that `batches` has already yielded stays valid after a seek. But `records` yields no
-        more records that were read before the seek.
+        A batch that `batches` has already yielded stays valid after a seek. After a seek, `records`
+        yields no more records that were read before the seek.
 
         Raises:
             BadRequestError: the place is not valid.

@@ -50,8 +50,7 @@ Place: TypeAlias = Literal["earliest", "latest"] | int | AtEntry | AtTime
 LogStart: TypeAlias = Literal["earliest", "latest"] | int | LogPosition | tuple[int, int] | None
 """A place as a caller gives it: an offset, a record's position, or (ledger id, entry id).
 
-``earliest`` is the first record that was not truncated, ``latest`` is the end of the log. None
-means ``earliest``.
+``earliest`` or None is the first record that was not truncated. ``latest`` is the end of the log.
 """
 
 

@@ -115,7 +115,7 @@ def record_columns(
     count = len(data) - FIXED_SIZE_BYTES + 1
     fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
     words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # all fields except the time
-    # Usually the records differ only in time and value. Then the first record's other fields are
+    # Usually the records differ only in time and value, so the first record's other fields are
     # valid for all records.
     kinds = fixed[:1] if (words == words[0]).all() else fixed
     flags = kinds["flags"]

@@ -41,8 +41,9 @@ class NewRecord(NamedTuple):
 class LatestTime:
     """The latest time that a record may have: the present time plus `ahead_seconds` of the policy.
 
-    Here, the present time is the wall clock's time at its last comparison with bookies, plus the
-    monotonic clock's seconds since that comparison. Without `ahead_seconds`, any time is valid.
+    This class computes the present time: the wall clock's time at its last comparison with bookies,
+    plus the monotonic clock's seconds since that comparison. Without `ahead_seconds`, any time is
+    valid.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:

@@ -73,8 +73,8 @@ def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int |
     """Return the end time of a range, limited by the creation times of two ledgers.
 
     `created_ms` is the creation time of the range's ledger. `next_created_ms` is the creation time
-    of the ledger of a later range. None means that a time is unknown. If `created_ms` is None, the
-    result is `end_ms`.
+    of the ledger of a later range. An argument is None if the creation time is unknown. If
+    `created_ms` is None, the result is `end_ms`.
     """
     if created_ms is not None:
         end_ms = max(end_ms, created_ms)

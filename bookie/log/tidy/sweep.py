@@ -14,7 +14,8 @@ crashed or there is no owner applies the retention
 A sweep deletes a ledger that no range names only if the ledger is older than `older_than_seconds`,
 by default a day. A publisher begins no range in a ledger that is older than half a day, and should
 publish a range within half a day. The age of a ledger follows from the clock of its creator and the
-clock of the sweep. Both clocks were compared with the clocks of bookies (`clock_check`).
+clock of the sweep. The creator and the sweep compared their clocks with bookies' clocks
+(`clock_check`).
 
 Safety does not depend on clocks: if the ledger of a range was deleted, the publication of the range
 fails (:mod:`bookie.log.tidy.unnamed_ledgers`), and the batch must be written again.

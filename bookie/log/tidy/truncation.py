@@ -52,9 +52,9 @@ async def truncate(
 
     Raises:
         NoSuchLogError: there is no such log.
-        BadRequestError: `before` and `before_ms` are both given, or both None. Also raised if the
-            position is in another partition, or if the offset is after the last closed range:
-            roll the log first.
+        BadRequestError: `before` and `before_ms` are both given, or both None. BadRequestError is
+            also raised if the position is in another partition, or if the offset is after the last
+            closed range: roll the log first.
         MetadataError: the metadata store failed; truncate again, because the outcome is unknown.
     """
     if (before is None) == (before_ms is None):

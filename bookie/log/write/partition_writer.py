@@ -435,7 +435,7 @@ class PartitionWriter:
         self._retry_at = self._loop.time() + ROLL_RETRY_SECONDS
 
     async def _retire(self) -> None:
-        """Close the previous ledger, then its range. The next roll waits until both are closed."""
+        """Close the previous ledger and its range, so that another roll can begin."""
         assert self._retired is not None, "the caller looked"
         try:
             await self._close_range(self._retired)

@@ -113,8 +113,8 @@ class _Takeover:
         """Perform the steps of the takeover in order.
 
         Raises:
-            LogTakenOverError: another process became the owner first. This attempt's new ledger was
-                deleted, or the new owner closes that ledger.
+            LogTakenOverError: another process became the owner first. The ledger that this attempt
+                created was deleted, or the new owner closes the ledger.
         """
         found = await self._client.logs.read_latest_head(self._partition, self._log_id)
         for one in found.value.ranges[-1:]:
