@@ -65,8 +65,8 @@ class Background(Generic[T]):
     async def close(self) -> None:
         """Cancel the call, and wait until it has ended. Errors of the call are dropped.
 
-        A caller that is cancelled during `close` still waits until the call has ended, because the
-        call may use a generator that cannot be closed earlier.
+        A caller that is cancelled during `close` still waits until the call has ended. The reason
+        is that the call may use a generator, which cannot be closed earlier.
         """
         cancelled: asyncio.CancelledError | None = None
         self._task.cancel()

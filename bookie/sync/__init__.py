@@ -38,8 +38,8 @@ of a parent that uses clients by spawn, not by fork.
 as ``self._handle``. Write a method for an async method as ``verb = forwarded(Handle.verb)``. If the
 method has a timeout, its body is ``return self._run(self._handle.verb(...), timeout)``. For an
 async generator, the body is ``return self._iterate(self._handle.verb(...), ahead=...)``. A
-`Resident` enters and leaves an async context manager, such as a consumer, in the same task of the
-loop, because task groups and timeouts inside the manager require this.
+`Resident` enters and leaves an async context manager, such as a consumer, in one task of the loop.
+Task groups and timeouts inside the manager require the same task.
 
 | module | contents |
 |---|---|

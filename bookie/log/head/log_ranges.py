@@ -8,8 +8,8 @@ still open in the head. So `completed` fills in the end and the base offset of o
 * If the end of the range before an open range is known, this end is the open range's base offset.
 
 At most one ledger of a partition has unconfirmed entries. So after the last entry of a CLOSED
-ledger, a reader continues with the next range, even if the head still has the CLOSED ledger's range
-as open.
+ledger, a reader continues with the next range. In the head, the range of the CLOSED ledger may
+still be open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The creation times of a log's ledgers, which limit the possible times of its records.
 
 A record is appended after its ledger was created, and before the next ledger of the partition is
-added. So the creation time of the record's ledger is a lower bound of the record's time, and the
-creation time of the next ledger is an upper bound.
+added. So the creation time of the record's ledger is a lower bound of the record's time. The
+creation time of the next ledger is an upper bound of the record's time.
 
 A wrong lower bound only keeps records for longer, so every creation time may be a lower bound. A
 wrong upper bound would delete records too early, so only a tagged creation time may be an upper

@@ -17,8 +17,8 @@ publish a range within half a day. The age of a ledger follows from the clock of
 clock of the sweep. The creator and the sweep compared their clocks with bookies' clocks
 (`clock_check`).
 
-Safety does not depend on clocks: if the ledger of a range was deleted, the publication of the range
-fails (:mod:`bookie.log.tidy.unnamed_ledgers`), and the batch must be written again.
+Safety does not depend on clocks. If the ledger of a range was deleted, the publication of the range
+fails (:mod:`bookie.log.tidy.unnamed_ledgers`). The batch must then be written again.
 
 Any number of sweeps may run at the same time.
 """
