@@ -13,6 +13,10 @@
 | `tokens` | the verification of a caller's token, and its keys |
 | `token_file` | the token that a client shows |
 | `token_keys` | private keys and tokens: ``bookie security`` |
+| `gatekeeper` | the principal and the permissions of each caller |
+| `grants`, `rights` | the roles of principals, and the rights of roles |
+| `permissions`, `rates` | the decision about each request, by rights and by rates |
+| `audit` | the log of refused calls and destructive calls |
 | `followed_file` | one file, read again when it changes |
 | `private_files` | atomic writes of files with keys and tokens, readable only for their owner |
 

@@ -1,8 +1,8 @@
 """The audit log: refused calls and destructive calls, each with the caller and its address.
 
 Lines go to the log of the process, with the event ``audit_refused`` or ``audit_did``. A flood of
-refused calls must not fill a disk. So the lines per second are limited. The audit log counts the
-lines above the limit, and logs only their number.
+refused calls must not fill a disk. So the lines per second are limited. The audit log counts lines
+above the limit, and logs only the number of these lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AuditLog:
         self._begun = clock.monotonic()
         self._lines = {"audit_refused": 0, "audit_did": 0}
         self._lines_of: Counter[tuple[str, str]] = Counter()
-        """Event and caller → lines in this second; no more than lines are written."""
+        """Event and caller → lines that were written in this second."""
         self._left_out = {"audit_refused": 0, "audit_did": 0}
 
     def refused(

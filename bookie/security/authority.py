@@ -4,7 +4,7 @@
 ``DIR/ca.pem``              the CA's certificate, which every bookie and client trusts
 ``DIR/ca-key.pem``          the CA's key: its owner can make certificates of bookies
 ``DIR/NAME.pem``            the certificate of a bookie or client
-``DIR/NAME-key.pem``        its key
+``DIR/NAME-key.pem``        the key of this certificate
 ==========================  ====================================================================
 
 Keys are on the curve P-256, and only their owner can read them. A certificate with hosts is valid
@@ -84,10 +84,10 @@ def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
                 f"{directory} holds a CA already: `bookie security issue` makes certificates, and "
                 "`bookie security renew` renews them; or name another directory"
             )
-        # A key alone was left by a command that was interrupted, or its certificate was lost.
+        # A key without a certificate: a command was interrupted, or the certificate was lost.
         is_new = not os.path.lexists(key_path(directory, CA_NAME))
         key = ec.generate_private_key(ec.SECP256R1()) if is_new else _load_key(directory)
-        # A name of its own: two CAs in one file are told apart by it.
+        # Each CA has its own name, by which peers distinguish two CAs in one file.
         name = _subject(f"bookie CA {os.urandom(4).hex()}")
         files = [_key_file(directory, CA_NAME, key)] if is_new else []
         write_new([*files, _certificate_file(directory, CA_NAME, _authority(key, name, days))])
@@ -308,7 +308,7 @@ def _alternatives(hosts: Sequence[str]) -> list[Any]:
     for host in hosts:
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(host)))
-            is_good = "%" not in host  # a certificate cannot name a zone
+            is_good = "%" not in host  # a certificate cannot name an IPv6 zone
         except ValueError:
             is_good = _HOST.fullmatch(host) is not None and len(host) <= _HOST_LENGTH_MAX
             if is_good:

@@ -19,7 +19,7 @@ class CertificateFacts:
     """The host names and addresses for which the certificate is valid."""
     issuer: str
     expires_seconds: float
-    """The end of its validity, in seconds since 1970."""
+    """The end of the certificate's validity, in seconds since 1970."""
     is_authority: bool
     """True if the certificate may sign other certificates."""
 
@@ -66,9 +66,9 @@ def first_expiry_seconds(pem: bytes) -> float:
 
 @contextlib.contextmanager
 def parsing(what: str = "") -> Iterator[None]:
-    """Turn each error of `cryptography` about a certificate, of any kind, into a ValueError.
+    """Turn any error of `cryptography` about a certificate into a ValueError.
 
-    The error's text begins with `what`, the name of the parsed object, if it is not empty.
+    If `what`, the name of the parsed object, is not empty, the error's text begins with `what`.
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm

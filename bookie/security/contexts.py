@@ -10,8 +10,8 @@ from bookie.config import SecuritySettings
 def server_context(settings: SecuritySettings) -> ssl.SSLContext:
     """Make the context of a bookie's HTTP server.
 
-    A client need not show a certificate; a certificate that it shows must be signed by the CA.
-    Probes have no certificate, so the handler of a request decides if it needs a certificate. The
+    A client need not show a certificate; a certificate that a client shows must be signed by the
+    CA. Probes have no certificate, so a request's handler decides if the request needs one. The
     server issues no session tickets, so a client shows its certificate on each connection.
 
     Raises:
@@ -41,5 +41,5 @@ def client_context(settings: SecuritySettings) -> ssl.SSLContext:
 
 
 def _show(context: ssl.SSLContext, settings: SecuritySettings) -> None:
-    # Without a password OpenSSL would ask for one at the terminal, if the key is encrypted.
+    # Without this function, OpenSSL would ask at the terminal for the password of an encrypted key.
     context.load_cert_chain(settings.certificate_file, settings.key_file, password=lambda: b"")

@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 def _is_loopback_address(text: str) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        # ::ffff:127.0.0.1 is reached by IPv4 alone.
+        # Clients reach ::ffff:127.0.0.1 by IPv4 only.
         return (address.ipv4_mapped or address).is_loopback
     return address.is_loopback
 
@@ -61,7 +61,7 @@ def open_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[st
 
     Args:
         settings: the settings of the process.
-        listeners: as for `exposed_listeners`.
+        listeners: the sections of the listeners, ``listen`` or ``http``.
     """
     security = settings.security
     if not security.serves_tls or security.require_client_certificate or security.require_roles:
@@ -84,7 +84,7 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
     Raises:
         ConfigurationError: a listener is unprotected, and ``security.allow_plaintext`` is not set.
-        CannotStartError: as for ConfigurationError, but the listener's host name has no address.
+        CannotStartError: such a listener's host name has no address now; a later start may succeed.
     """
     exposed = exposed_listeners(settings, listeners)
     if exposed and not settings.security.allow_plaintext:

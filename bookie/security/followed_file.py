@@ -17,13 +17,13 @@ LOOK_SECONDS = 1.0
 
 _T = TypeVar("_T")
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]
-"""Device, inode, size, and the times of change of content and of owner, of each file."""
+"""For each file: device, inode, size, time of the last change of content, and of the inode."""
 
 _log = event_log(__name__)
 
 
 class Followed(ABC, Generic[_T]):
-    """Follows the changes of files. A subclass loads them first, and sets `_stamp`.
+    """Follows the changes of files. A subclass first loads the files, and sets `_stamp`.
 
     While changed files cannot be used, the content of the last usable files stays.
     """
@@ -53,12 +53,12 @@ class Followed(ABC, Generic[_T]):
             try:
                 loaded = self._reload()
             except ConfigurationError as error:
-                # Files that could be read, but not used, need another content.
+                # Files with unusable content are loaded again only after a change.
                 if isinstance(error.__cause__, ssl.SSLError | ValueError):
                     self._refused = stamp
                 raise
             if self._read_stamp() != stamp:
-                return False  # a file changed meanwhile
+                return False  # a file changed while the files were loaded
         except ConfigurationError as error:
             if str(error) != self._said:
                 self._said = str(error)
@@ -93,7 +93,7 @@ class Followed(ABC, Generic[_T]):
 
     @abstractmethod
     def _tell(self, refusal: str) -> None:
-        """Log that changed files cannot be used, or, without `refusal`, that they are used."""
+        """Log `refusal`, the fault of changed files; if empty, log that the new files are used."""
 
 
 def unusable(setting: str, path: str, error: OSError, fault: str = "") -> ConfigurationError:
@@ -114,7 +114,7 @@ class FollowedFile(Followed[_T]):
     Args:
         setting: the setting that names the file; error texts begin with it.
         path: the path of the file.
-        bytes_max: the greatest allowed size of the file.
+        bytes_max: the greatest allowed size of the file, in bytes.
         parse: parses the content; raises ValueError whose text can follow the file's path.
         clock: measures the time between two checks of the file.
 

@@ -35,7 +35,7 @@ class PrincipalRules:
     Args:
         rules: ``cn:REGEX`` for the common name, ``san:REGEX`` for any alternative name. The
             expression must match the whole name. The principal is the text of the expression's
-            first group; without a group, it is the whole name.
+            first group; without a group, the principal is the whole name.
 
     Raises:
         ConfigurationError: a rule is malformed.
@@ -116,7 +116,7 @@ class Gatekeeper:
     Args:
         rules: map certificates to principals.
         logs: gives the log to which a ledger belongs.
-        clock: decides if a token has expired.
+        clock: gives the time that decides if a token has expired.
         audit: records refused calls and destructive calls.
         is_required: False if every caller has all rights.
     """
@@ -166,8 +166,8 @@ class Gatekeeper:
             address: the caller's address, for the audit log.
 
         Raises:
-            NotPermittedError: the token is invalid, or callers need roles and this bookie accepts
-                no tokens.
+            NotPermittedError: the token is invalid, or the bookie requires roles and accepts no
+                tokens.
         """
         if authorization:
             if self._tokens is not None:

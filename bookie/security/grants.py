@@ -33,7 +33,7 @@ class GrantScope:
     last_ledger_id: int = MAX_ID
     """Inclusive."""
     log: str = ""
-    """A log as ``<namespace>/<name>``, which may end in ``*``; empty if the log does not matter."""
+    """A log as ``<namespace>/<name>``, which may end in ``*``; if empty, only the ids decide."""
 
     @property
     def is_everything(self) -> bool:

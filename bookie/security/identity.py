@@ -41,7 +41,7 @@ def identity_of_certificate(certificate: Mapping[str, Any] | None) -> PeerIdenti
     if not certificate:
         return None
     subject = (pair for part in certificate.get("subject", ()) for pair in part)
-    # The first of several counts, as with gRPC.
+    # The first of several common names is used, as with gRPC.
     common = next((str(value) for name, value in subject if name == "commonName"), "")
     names = tuple(str(value) for _, value in certificate.get("subjectAltName", ()))
     return PeerIdentity(common, names)

@@ -43,16 +43,17 @@ _Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, Mapping[str, str]]
 class PemFiles(Followed[_Loaded]):
     """Holds the CA, and optionally a certificate with its key.
 
-    A program that renews a certificate writes two files, one after the other, so they do not match
-    for a moment. If peers would refuse a changed certificate, each check of the files tries again,
-    because the certificate may become valid later.
+    A program that renews a certificate writes two files, one after the other, so the files do not
+    match for a moment. If peers would refuse a changed certificate, each check of the files tries
+    again, because the certificate may become valid later.
 
     Args:
         settings: names the files; `ca_file` is set.
         clock: measures the time between two checks of the files.
         check: an additional check of new content; raises ValueError to refuse the content.
-        patience_seconds: how long the first load waits, in the calling thread, for usable files. It
-            waits only if a file changed within this time, or key and certificate do not match.
+        patience_seconds: the time that the first load waits, in the calling thread, for usable
+            files. The load waits only if a file changed within this time, or key and certificate do
+            not match.
         judge: returns the reasons of peers to refuse the certificate, like `faults_of`. Changed
             files are refused if they have a fault of a kind that the used files do not have.
 
@@ -78,8 +79,8 @@ class PemFiles(Followed[_Loaded]):
         self.pems, self.context, self.faults = loaded
         """The content of the files, the SSL context for HTTP, and the faults of the certificate.
 
-        The context is a server's if the settings name a certificate, otherwise a client's. A fault
-        is a reason of peers to refuse the certificate: kind → sentence.
+        The context is for a server if the settings name a certificate, otherwise for a client. A
+        fault is a reason of peers to refuse the certificate: kind → sentence.
         """
 
     def client_context(self) -> ssl.SSLContext:

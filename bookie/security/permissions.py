@@ -19,28 +19,28 @@ from bookie.security.rates import LogDirectory
 from bookie.security.rights import Right, least_role
 
 FindLog: TypeAlias = Callable[[int], Awaitable[str | None]]
-"""Returns the log of a ledger as ``<namespace>/<name>``: empty if it is of no log, None if there is
-no such ledger.
+"""Returns the log of a ledger as ``<namespace>/<name>``: empty for a ledger of no log, None for a
+missing ledger.
 """
 
 KNOWN_LOGS_MAX: Final = 65536
 """The greatest number of ledgers whose log is remembered."""
 
 KNOWN_LEDGERS_MAX: Final = 4096
-"""The most decisions that are remembered for a principal: 130 bytes and 2 µs or more each."""
+"""The most remembered decisions of a principal; each has 130 bytes, and takes 2 µs or more."""
 
 LOOK_UPS_LATER_MAX: Final = 256
-"""The greatest number of background look-ups, including those that wait for a place."""
+"""The greatest number of background look-ups, including look-ups that wait for a place."""
 
 LOOK_UPS_MAX: Final = 16
 """The greatest number of concurrent look-ups, so that requests cannot overload the store."""
 
 LOOK_UPS_EACH_MAX: Final = 4
-"""The greatest number of concurrent look-ups of one principal, so that others get places."""
+"""The greatest number of concurrent look-ups of one principal; the rest is for other principals."""
 
 LOOK_UP_SECONDS_MAX: Final = 2.0
-"""The longest wait of a request for a look-up, in which its stream's adds wait, too. It is shorter
-than the time that clients wait for an answer (5 s).
+"""The longest time, in seconds, that a request waits for a look-up; the later adds of the request's
+stream wait, too. Clients wait longer for an answer: 5 s.
 """
 
 
@@ -65,11 +65,11 @@ class LedgerLogs(LogDirectory):
         """Running look-ups by ledger id; all callers for one ledger share a look-up."""
         self._places = asyncio.Semaphore(LOOK_UPS_MAX)
         self._later: dict[int, asyncio.Task[None]] = {}
-        """Background tasks by ledger id; no caller waits for them."""
+        """Background tasks by ledger id; no caller waits for these tasks."""
         self._places_later = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
 
     def known(self, ledger_id: int) -> str | None:
-        """Return the log of a ledger, empty for a ledger of no log; None if it is not in memory."""
+        """Return the log of a ledger, empty for a ledger of no log; None if not in memory."""
         return self._known.get(ledger_id)
 
     async def learn(self, ledger_id: int) -> str | None:
@@ -80,7 +80,7 @@ class LedgerLogs(LogDirectory):
         """
         asked = self._asked.get(ledger_id)
         if asked is None:
-            # It goes on if the first who asked goes away, and ends with the last one.
+            # The look-up continues without its first caller, and is cancelled with the last caller.
             task = asyncio.get_running_loop().create_task(self._look_up(ledger_id))
             asked = self._asked[ledger_id] = _LookUp(task)
         asked.waiting += 1
@@ -95,8 +95,8 @@ class LedgerLogs(LogDirectory):
     def learn_later(self, ledger_id: int) -> None:
         """Look up the ledger in the background, unless `LOOK_UPS_LATER_MAX` look-ups wait or run.
 
-        All background look-ups together have as many places as one principal. The error of a failed
-        look-up is ignored.
+        Together, background look-ups may run as many at a time as the look-ups of one principal.
+        The error of a failed look-up is ignored.
         """
         if ledger_id not in self._later and len(self._later) < LOOK_UPS_LATER_MAX:
             work = self._learn_in_background(ledger_id)
@@ -141,10 +141,10 @@ class Permissions:
         """The grants that do not apply to all ledgers."""
         self._places = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
         self._known: dict[int, tuple[int, int]] = {}
-        """Ledger id → the rights that do not depend on its log, and all rights for any log."""
+        """Ledger id → the certain rights, and the possible rights, which depend on its log."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """Return whether `right` is given for the ledger; None if its unknown log decides this."""
+        """True if the principal has `right` for the ledger; None if its unknown log decides this."""
         if self._current() is not self._grants:
             self._renew()
         if self._everywhere & right:
@@ -166,7 +166,7 @@ class Permissions:
         return bool(self._everywhere & right)
 
     async def may(self, right: Right, ledger_id: int) -> bool:
-        """Return whether the principal has `right` for the ledger; look up its log if necessary.
+        """True if the principal has `right` for the ledger; look up the ledger's log if necessary.
 
         Raises:
             MetadataError: the metadata store did not return the ledger's log in time.
@@ -178,7 +178,7 @@ class Permissions:
             async with asyncio.timeout(LOOK_UP_SECONDS_MAX), self._places:
                 decided = self.decide(right, ledger_id)
                 if decided is not None:
-                    return decided  # it was learnt meanwhile
+                    return decided  # another request has looked up the log
                 log = await self._logs.learn(ledger_id)
         except TimeoutError as error:
             raise MetadataUnavailableError(
@@ -187,7 +187,7 @@ class Permissions:
             ) from error
         if self._current() is not self._grants:
             self._renew()
-        # A ledger that does not exist is of no log. The look-up need not be remembered.
+        # A missing ledger counts as a ledger of no log. Only `decide` remembers rights.
         return bool(self._rights_for(ledger_id, log or "") & right)
 
     def _renew(self) -> None:
@@ -200,7 +200,7 @@ class Permissions:
     def _learn_without_store(
         self, ledger_id: int, known: tuple[int, int] | None
     ) -> tuple[int, int]:
-        """Return and remember two sets of rights: those that are certain, and those for any log."""
+        """Return and remember the certain rights and the possible rights for the ledger."""
         log = self._logs.known(ledger_id)
         if log is not None:
             rights = self._rights_for(ledger_id, log)

@@ -45,8 +45,8 @@ def write_new(files: Sequence[NewFile]) -> None:
     """Create files in this order, durably.
 
     Raises:
-        BadRequestError: one of the files exists already; the call leaves all files unchanged.
-        OSError: one of the files cannot be written; files before it may exist.
+        BadRequestError: one of the files exists already; no file was created or changed.
+        OSError: a file cannot be written; earlier files of `files` may exist.
     """
     written: list[Path] = []
     with _staged(files, [file.path for file in files]) as staged:
@@ -64,12 +64,11 @@ def replace_files(files: Sequence[NewFile]) -> None:
     """Replace each file atomically, in this order.
 
     All new content is durable before the first file is replaced. A file keeps its owner and its
-    group, if this user may set both. So after root renews
-    a key, a bookie of another user can still read the key. For a symbolic link, the link stays and
-    its target is replaced.
+    group, if this user may set both. So after root renews a key, a bookie of another user can still
+    read the key. For a symbolic link, the link stays and its target is replaced.
 
     Raises:
-        OSError: a file cannot be written; files before it may be replaced.
+        OSError: a file cannot be written; earlier files of `files` may be replaced.
     """
     targets = [file.path.resolve() for file in files]
     with _staged(files, targets) as staged:

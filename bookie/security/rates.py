@@ -1,6 +1,6 @@
 """Limits the rates of requests and bytes of each caller, and of each namespace, at a bookie.
 
-Rates keep one caller from using all of a bookie. They limit requests per time, not concurrent
+Rates keep one caller from using all of a bookie. Rates limit requests per time, not concurrent
 requests. An **identity** is a principal, or the address of an anonymous caller. The **namespace**
 of a ledger is the namespace of its log; a ledger of no log has no namespace. Each identity and each
 namespace has three token buckets: for added bytes, for read bytes, and for requests. A full bucket
@@ -109,8 +109,8 @@ class RateAccounts:
 
     Args:
         limits: the rates of every account.
-        accounts_max: the greatest number of accounts. Above it, the least recently used account is
-            dropped, even if the level of a bucket is negative.
+        accounts_max: the greatest number of accounts. Before one more account is made, the least
+            recently used account is dropped, even if the level of a bucket is negative.
     """
 
     def __init__(self, limits: RateLimits, accounts_max: int = ACCOUNTS_MAX) -> None:
@@ -123,7 +123,7 @@ class RateAccounts:
         return len(self._accounts)
 
     def wait_seconds(self, name: str, traffic: Traffic, now: float) -> float:
-        """Return the seconds until a request of account `name` is admitted; 0 if it is now."""
+        """Return the seconds until a request of account `name` is admitted; 0 means now."""
         buckets = self._buckets(name, now)
         bytes_of, requests = buckets[traffic], buckets[-1]
         return max(
@@ -143,7 +143,7 @@ class RateAccounts:
         if found is not None:
             self._accounts.move_to_end(name)
             return found
-        # Two looks for each newcomer: so buckets are forgotten faster than they are made.
+        # Two old accounts are checked for each new account, so full accounts do not collect.
         for _ in range(2):
             if not self._forget_oldest(now):
                 break
@@ -176,7 +176,7 @@ class LogDirectory:
     """
 
     def known(self, ledger_id: int) -> str | None:
-        """Return the log as ``<namespace>/<name>``, empty if there is none; None if unknown."""
+        """Return the log as ``<namespace>/<name>``, empty if there is no log; None if unknown."""
         del ledger_id
         return None
 
@@ -293,7 +293,7 @@ class Rates:
         self._logs.learn_later(ledger_id)
 
     def _renew(self, settings: NodeSettings) -> None:
-        """Use new settings; if no rate of the identities changed, their buckets stay.
+        """Use new settings; if no rate of identities changed, the identities keep their buckets.
 
         The same is true for the buckets of namespaces.
         """

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 
 class Right(enum.IntEnum):
-    """One right; its value is one bit, and the sum of such bits is a set of rights."""
+    """One right; its value is one bit, and the sum of several bits is a set of rights."""
 
     ASK = 1
     READ = 2

@@ -8,7 +8,7 @@ from bookie.env import Clock
 from bookie.security.followed_file import FollowedFile
 
 AUTHORIZATION = "authorization"
-"""The header of HTTP, and the key of a call's metadata, that carries a token."""
+"""The name of the HTTP header, and of the gRPC metadata key, whose value has a token."""
 
 SCHEME = "Bearer"
 """The word before the token. Source: RFC 6750, section 2.1."""

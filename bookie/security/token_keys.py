@@ -68,7 +68,7 @@ def create_key(directory: Path, algorithm: str | None = None) -> str:
     else:
         raise BadRequestError(f"the algorithm must be {' or '.join(ALGORITHMS)}, not {algorithm}")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The key that verifies is written first: after a crash nothing is signed that nobody verifies.
+    # The key set is written first: after a crash, no key signs tokens that bookies cannot verify.
     key_set = _key_set_file(directory, [*_read_key_set(directory), verifying | facts])
     replace_files([key_set, NewFile(signing_key_path(directory), _json(signing | facts), 0o600)])
     return key_id

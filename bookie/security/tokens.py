@@ -38,7 +38,7 @@ KEYS_FILE_BYTES_MAX = 2**20
 EDDSA, HS256 = "EdDSA", "HS256"
 
 _SECONDS_MAX = 1e12
-"""The latest time in a token; it is in the year 33658, and floats still resolve its seconds."""
+"""The latest allowed time in a token, in seconds since 1970; a float is exact to the second."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_ID = re.compile(r"[A-Za-z0-9._~+/=:-]{1,128}")
@@ -54,7 +54,7 @@ class TokenClaims:
 
     subject: str
     expires_seconds: float
-    """The end of its validity, in seconds since 1970."""
+    """The end of the token's validity, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class TokenVerifier:
     token is forgotten when it has expired, when the keys change, or when newer tokens need room.
 
     Args:
-        keys: the keys of the issuers; the verifier uses changed keys.
+        keys: the keys of the issuers; after a change of the keys, the verifier uses the new keys.
         audience: the id of this cluster, which a token must name.
     """
 

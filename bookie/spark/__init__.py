@@ -6,7 +6,7 @@
 
 Spark calls the source and the sink not only in the process of the driver's script, but also in
 planners, in the runner of a stream, and in workers. An import of the package starts no thread and
-no client. Each process makes one client (`bookie.sync.shared_client`) when it first needs it.
+no client. Each process makes one client (`bookie.sync.shared_client`) at the first use.
 
 | module | content |
 |---|---|
@@ -15,7 +15,7 @@ no client. Each process makes one client (`bookie.sync.shared_client`) when it f
 | `connecting` | the client of this process |
 | `source_options`, `selection`, `read_bounds` | the options of a read: logs, start, end |
 | `columns` | the columns of a read; records → Arrow |
-| `splits`, `stream_offsets` | the parts of a read for tasks; the textual form of offsets |
+| `splits`, `stream_offsets` | division of a read into tasks; offsets of a stream as JSON |
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
 | `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |

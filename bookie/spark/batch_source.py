@@ -76,7 +76,7 @@ class LogBatchReader(DataSourceReader):
 def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
     """Cut the records between the offsets `start` and `end` into splits, one for each task.
 
-    For a partition that is not in `start`, the first record is at offset 0.
+    A partition that is not in `start` is read from offset 0.
 
     Raises:
         LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set.
@@ -132,8 +132,8 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
                 partition=part.partition,
                 start=part.start,
                 end=part.end,
-                # The planner knew that these records are confirmed. The bookie that this task asks
-                # may learn it later.
+                # The planner saw that these records are confirmed. The bookie that this task
+                # asks may not know that yet, so the reader waits for the records.
                 follow=True,
                 password=password,
                 on_truncated="raise" if source.fail_on_data_loss else "skip",
@@ -180,7 +180,7 @@ class LedgerBatchReader(DataSourceReader):
         ledger_id = partition.ledger_id
         ledger = connection.client().open_ledger(ledger_id, password=connection.password())
         batches = LedgerBatches(self.source.columns, ledger_id)
-        # The planner knew that these entries are confirmed. A bookie may learn it later.
+        # The planner saw that these entries are confirmed; a bookie may not know that yet.
         found = ledger.read_acknowledged(
             partition.first_entry_id, partition.last_entry_id, timeout=READ_SECONDS_MAX
         )
@@ -192,8 +192,8 @@ def check_exists(source: LogSource | LedgerSource) -> None:
     """Raise an error if a log or ledger of `source` does not exist.
 
     If `failOnDataLoss` is false, the function accepts missing logs, because a running stream may
-    continue after the deletion of a log. Then a batch with a missing log fails at its first action,
-    and a new stream fails at its start.
+    continue after the deletion of a log. But a batch with a missing log fails at its first action,
+    and a new stream with a missing log fails at its start.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError: a log or ledger does not exist.

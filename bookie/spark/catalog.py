@@ -4,7 +4,7 @@ Spark passes a table's options to the source only while the table is created. La
 only the columns. So each column carries the table's options in its metadata, which queries ignore.
 
 While the table is created, Spark passes each option twice: under its name, and under ``option.``
-plus its name. Spark also passes its own properties, such as ``owner``, and those of
+plus its name. Spark also passes its own properties, such as ``owner``, and the properties in
 ``TBLPROPERTIES``.
 """
 
@@ -72,7 +72,7 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the table's options in the columns' metadata; {} unless `schema` is a whole table's.
+    """Return the table's options in the columns' metadata; {} if `schema` is not a whole table.
 
     If a user selects some columns of a table and writes them elsewhere, the table's options have no
     effect.
@@ -105,13 +105,13 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 
 
 def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict[str, str], bool]:
-    """Return the options of a write, and True if it is an ``INSERT INTO`` a table.
+    """Return the options of a write, and True if the write is an ``INSERT INTO`` a table.
 
     Of the table's options, only the metadata URI, the log and the paths of secret files apply to a
     write.
 
     Raises:
-        BadRequestError: the table is of ledgers or about the cluster, so it can only be read.
+        BadRequestError: the table shows ledgers or the cluster, so queries can only read the table.
     """
     lower = {name.lower(): text for name, text in given.items()}
     kept = _carried(schema)

@@ -51,7 +51,7 @@ def reading_options() -> list[str]:
     except OSError:
         return []
     is_safe = all(one.st_uid == os.getuid() and not one.st_mode & OTHERS_WRITE for one in found)
-    # A path with a space would need quotes, which Spark's scripts treat in their own way.
+    # A path with a space would need quotes, which Spark's scripts do not pass on unchanged.
     if not is_safe or any(letter.isspace() for letter in str(path)):
         return []
     return [f"-XX:SharedArchiveFile={path}", QUIET]

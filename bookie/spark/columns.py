@@ -39,7 +39,7 @@ BATCH_ROWS, BATCH_BYTES = 16384, 4 << 20
 """The most rows and bytes of an Arrow batch; larger batches are slower."""
 
 LARGE_BYTES = BATCH_BYTES // 4
-"""The bytes from which a batch is not joined with others, because joining copies its bytes."""
+"""A batch of this many bytes or more is not joined with others, because joining copies bytes."""
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -262,7 +262,8 @@ def _strings(data: BytesLike, *ends: NDArray[np.int64]) -> pa.Array:
 
     Each record has `len(ends)` strings.
 
-    The strings follow each other without a gap; `ends` are the ends of each kind of string.
+    The strings follow each other without a gap. Each array in `ends` has the ends of one kind of
+    string, such as the keys.
     """
     kinds, count = len(ends), len(ends[0])
     places = np.zeros(kinds * count + 1, np.int32)

@@ -22,7 +22,7 @@ FILE_OPTIONS = {
     "keyFile": "key_file",
     "tokenFile": "token_file",
 }
-"""Options of Spark → the settings of ``[security]`` that they set."""
+"""Options of a query → the settings of ``[security]`` that these options set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SparkConnection:
             raise ConfigurationError(
                 package_differs(f"executor {host}", bookie.__version__, self.version)
             )
-        # Some of Spark's processes only plan. An import of the client takes them 0.5 to 0.9 s.
+        # The import takes 0.5 to 0.9 s, and some of Spark's processes need no client.
         from bookie.sync import shared_client
 
         given: ClientOptions = dict(self.security)  # type: ignore[assignment]

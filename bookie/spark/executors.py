@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 import bookie
 from bookie.errors import ConfigurationError
@@ -29,14 +29,14 @@ def check_executors(spark: SparkSession) -> None:
     """Check the version of bookie on the executors, with as many tasks as there are cores.
 
     The check starts a Spark job, which takes about a second. An executor that starts after the
-    check is not checked. If it lacks bookie, its first task fails with the same error.
+    check is not checked; if bookie is missing there, the executor's first task fails.
 
     Raises:
         ConfigurationError: an executor lacks bookie or a library, or has another version of bookie.
             The message names the executor.
     """
     tasks = cores(spark)
-    # The function runs without Arrow, so that an executor without pyarrow can report that.
+    # The function runs without Arrow, so an executor without pyarrow can report what is missing.
     asked = F.udf(_look(), "string", useArrow=False)
     frame = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct()
     rows = collected(frame)
@@ -62,7 +62,7 @@ def package_problem(where: str, problem: str) -> str:
 
 def _look() -> Callable[[int], str]:
     def look(_number: int) -> str:
-        # Spark sends an inner function as a whole, so it needs nothing of this package.
+        # Spark sends the code of an inner function, so the executor can run it without bookie.
         import json
         import socket
 

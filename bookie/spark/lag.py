@@ -40,7 +40,7 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
 
 def rows_read(query: Any) -> int:
     """Return the number of rows that a query has read in the batches that Spark remembers."""
-    # In Spark Connect, the item of the same name is empty, but the property is not.
+    # In Spark Connect, `one["numInputRows"]` is empty, but the property has the number.
     return sum(int(one.numInputRows) for one in query.recentProgress)
 
 

@@ -59,14 +59,14 @@ def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
     """Refuse a selection that names a single ledger by its id, if this ledger does not exist.
 
     Raises:
-        NoSuchLedgerError: such a ledger does not exist.
+        NoSuchLedgerError: a ledger that the selection names by its id does not exist.
     """
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
         list(threads.map(client.ledger_metadata, sorted(_named(selection))))
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """Return the ids that are a range of their own, such as 7 in ``7,10-20``."""
+    """Return the ids of the ranges that have one id only, such as 7 in ``7,10-20``."""
     return {first for first, last in selection.ranges if first == last}
 
 

@@ -1,7 +1,7 @@
 """Report that records were lost before a query could read them: raise an error or log a line.
 
 If the option ``failOnDataLoss`` is set, an error is raised, and its message says how the query can
-continue. Otherwise a line is logged.
+continue. If the option is not set, a line is logged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _log = event_log(__name__)
 def lose(source: LogSource, what: str, remedy: str = "go on without it") -> None:
     """Report lost records.
 
-    `what` describes the loss. `remedy` says what the query does if ``failOnDataLoss`` is false;
-    both are parts of the message.
+    `what` describes the loss. `remedy` says what the query does if ``failOnDataLoss`` is false. The
+    message contains `what` and `remedy`.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -40,7 +40,7 @@ def lose_deleted(source: LogSource, log: str) -> None:
 
 
 def lose_made_anew(source: LogSource, what: str) -> None:
-    """Report that a log was deleted and created again; `what` says so in the message.
+    """Report that a log was deleted and created again; `what` is this event as text.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.

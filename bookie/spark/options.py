@@ -97,7 +97,9 @@ class SparkOptions:
         return names
 
     def take_one(self, names: Iterable[str]) -> str | None:
-        """Return the only name in `names` whose option is given; None if none is given.
+        """Return the name in `names` whose option is given; None if none of them is given.
+
+        Unlike `take`, this method does not mark the option as known.
 
         Raises:
             BadRequestError: two of the options are given.

@@ -1,4 +1,4 @@
-"""The options for the start and the end of a read, and the offsets that they mean.
+"""The options for the start and the end of a read, and the offsets that these options mean.
 
 ======================= ================================ ===========================================
 option                  values                           meaning
@@ -57,7 +57,7 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
     """Parse the options that say where a read begins.
 
     Raises:
-        BadRequestError: an option does not name a place.
+        BadRequestError: the value of an option is invalid.
     """
     by_time = ("startingTimestamp", STARTING_BY_TIME)
     return _take(options, "startingOffsets", by_time, default)
@@ -67,7 +67,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
     """Parse the options that say where a batch read ends.
 
     Raises:
-        BadRequestError: an option does not name a place, or names the earliest record.
+        BadRequestError: the value of an option is invalid, or means the earliest record.
     """
     end = _take(options, "endingOffsets", ("endingTimestamp", ENDING_BY_TIME), LATEST)
     offsets = {} if end.offsets is None else end.offsets.offsets
@@ -143,12 +143,12 @@ def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
 
 
 def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
-    """Return the offset of a place in every selected partition.
+    """Return the offset that `place` means in each selected partition.
 
     Raises:
-        BadRequestError: the option omits a partition that is read, or names another partition. Or
-            an offset is beyond the partition's end. Or the offsets belong to another log of the
-            same name.
+        BadRequestError: the option omits a selected partition, or names a partition that is not
+            selected. The error also means an offset beyond the partition's end, or offsets of a
+            deleted log that had the same name.
         LogTruncatedError: records were truncated while the function looked for a time.
     """
     _require_all(place, surveys)

@@ -72,7 +72,7 @@ class Surveys:
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
     missing: Mapping[str, NoSuchLogError] = field(default_factory=dict)
-    """The error of each missing log, by name. With a pattern, these logs were just deleted."""
+    """The error of each missing log, by name. A log that matches a pattern was just deleted."""
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
@@ -136,7 +136,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
     """Parse the options that select logs or ledgers.
 
     Raises:
-        BadRequestError: the options select nothing, or select in more than one way.
+        BadRequestError: no option selects logs or ledgers, or two options do, or one is invalid.
     """
     given = options.take_one((*LOG_OPTIONS, "path", "ledgers"))
     log = options.take("log", "path")
@@ -168,7 +168,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 
 
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
-    """Read the state of the selected logs; remember which logs are missing.
+    """Read the state of the selected logs; the result also contains the names of missing logs.
 
     `Surveys.require_named` raises an error about missing logs that the options name.
     """

@@ -31,15 +31,15 @@ Session = SparkSession
 
 RECOMMENDED = {
     "spark.python.unix.domain.socket.enabled": "true",
-    # On a busy machine, a process may need more than Spark's default of 15 s.
+    # On a busy machine, a process may need more than Spark's default of 15 s to connect.
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.speculation": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # The job reports an error in one sentence at the end.
+    # The job itself reports an error in one sentence at its end, so Spark need not log errors.
     "spark.log.level": "FATAL",
-    # Jobs count the rows of all their batches. By default Spark remembers only the last 100.
+    # Jobs count the rows of all their batches. By default Spark reports only the last 100 batches.
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
 """Spark's settings for jobs; ``--conf`` overrides them."""
@@ -47,11 +47,11 @@ RECOMMENDED = {
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 
 LOCAL = {
-    # Spark must not listen on other addresses.
+    # Spark must listen on the loopback address only.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Java's optimizing compiler takes half the time of a short job. A job of 1.5 million records,
-    # which mostly runs Python, took as long without it.
+    # which mostly runs Python, took as long without this compiler.
     DRIVER_OPTIONS: "-XX:TieredStopAtLevel=1",
     # A shuffle of a job has one row for each bookie, log or damaged ledger.
     "spark.sql.shuffle.partitions": "8",
@@ -59,10 +59,10 @@ LOCAL = {
 """Spark's settings for a session in this process; ``--conf`` overrides them."""
 
 SERIAL = "-XX:+UseSerialGC"
-"""Java's collector for a local session. It takes 0.7 s of 11 s less than Java's own choice."""
+"""The garbage collector of a local session; a job of 11 s takes 0.7 s less than with Java's own."""
 
 _OTHERS_SETTINGS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_CONF_DIR")
-"""Environment variables that may choose a collector. Java does not start if it has two."""
+"""Environment variables that may choose a collector; Java does not start with two collectors."""
 
 JAVA_LEAST = 17
 
@@ -98,7 +98,7 @@ def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.master(master).appName(f"bookie {name}")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    # Every job imports the client soon. The start of Java leaves a core idle meanwhile.
+    # Every job needs the client. A core is idle while Java starts, so a thread imports the client.
     Thread(target=import_module, args=["bookie.sync"], daemon=True).start()
     with _python_of_workers(is_local):
         try:
@@ -127,13 +127,13 @@ def _python_of_workers(is_local: bool) -> Iterator[None]:
     if "PYSPARK_PYTHON" in os.environ:
         yield
         return
-    # A Spark of the user's may have another pyspark than this process.
+    # The Spark in SPARK_HOME may have another pyspark than this process.
     is_ours = is_local and "SPARK_HOME" not in os.environ
     os.environ["PYSPARK_PYTHON"] = local_python() if is_ours else sys.executable
     try:
         yield
     finally:
-        # A later session may have workers on other machines, which have no such script.
+        # A later session may have workers on other machines, which lack the script.
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
@@ -152,8 +152,8 @@ def local_python() -> str:
     user's ``PYTHONPATH``. Each process of a job would compile the modules in the zip again, and a
     job starts about ten processes, one after another. Without the zip, a job needs 4 to 6 s less
     processor time. Spark has no setting for these first parts of the path, so the script removes
-    them. In one phase of a job, the path has these parts twice. The script is deleted at the end of
-    this process.
+    them. In one phase of a job, the path has these parts twice, and the script removes both. The
+    script is deleted at the end of this process.
 
     If scripts in the directory of temporary files cannot run, the result is the path of this
     Python.
@@ -207,7 +207,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: (No module named .+)")
 
 
 def plain_error(error: Exception) -> BookieError | None:
-    """Return an error with one sentence instead of an error of Spark; None for other errors.
+    """Convert an error of Spark to an error with one sentence; return None for any other error.
 
     If bookie's code fails in another process, Spark's error contains bookie's error as the last
     line of a traceback.

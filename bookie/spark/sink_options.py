@@ -68,14 +68,14 @@ class SinkSettings:
     """The log of all rows; None if each row names its log in the column ``log``."""
     creates_logs: bool = False
     partitions: int | None = None
-    """The number of partitions of a created log. None leaves the number to the log's policy."""
+    """The number of partitions of a created log; if None, the log's policy decides the number."""
     application: str | None = None
     """The application id, under which each batch is published once.
 
-    None means the id of the streaming query, or a new id for a plain write.
+    None means the id of the streaming query, or a new id for a batch write.
     """
     version: int | None = None
-    """The number of the batch; None means the query's number."""
+    """The number of the batch; None means Spark's number in a stream, and 0 in a batch write."""
 
 
 def take_sink(
@@ -88,8 +88,8 @@ def take_sink(
 ) -> SinkSettings:
     """Parse the options and the columns of a frame that is to be written.
 
-    `filled_by_log` has lower-case names of columns of the frame. These columns must be empty,
-    because the log sets their values.
+    `filled_by_log` has names of columns in lower case. The frame's columns with these names must be
+    empty, because the log sets their values.
 
     Raises:
         BadRequestError, ConfigurationError: an option or column is wrong; the message says how to

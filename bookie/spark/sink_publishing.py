@@ -1,8 +1,8 @@
 """The driver's part of a write: publish the ranges of all tasks, or delete the ranges' ledgers.
 
 A batch is published separately to each log, under the same batch number. If the driver dies after
-the first log, Spark repeats the batch. Then the first log drops the repeated records, and the
-second log publishes its records.
+the publication to the first of two logs, Spark repeats the batch. The first log then drops the
+repeated records, and the second log publishes its records.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class WrittenRanges(WriterCommitMessage):
 
 
 Messages = Iterable[WriterCommitMessage | None]
-"""The messages of the tasks, in the order of Spark's partitions. A failed task has None."""
+"""The messages of the tasks, in the order of Spark's partitions; None for a failed task."""
 
 
 def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
     """Publish the ranges of all tasks, once to each log.
 
-    A log drops the batch if it was published before. The result is the list of logs to which the
-    tasks have written.
+    A log drops a batch that was published to this log before. The result is the list of logs to
+    which the tasks have written.
 
     Raises:
         BookieError: the publication to a log failed; publish the same batch again.
@@ -51,13 +51,13 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
             _log.info("spark_batch_published", log=log, application=application, batch=batch)
             continue
         _log.info("spark_batch_dropped", log=log, application=application, batch=batch)
-        with suppress(BookieError):  # a sweep deletes them later
+        with suppress(BookieError):  # a sweep deletes the ledgers later
             publisher.abort(ranges)
     return [log for (log, _), _ in found]
 
 
 def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
-    """Delete the metadata record of an application in each log, after its last publication.
+    """Delete the metadata record of an application in each log, after the last publication.
 
     A remaining metadata record does no harm, so an error is only logged.
     """

@@ -125,7 +125,7 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
     """Return each row's partition.
 
     The number in the column ``partition`` is the row's partition. If this number is null or absent,
-    the key determines the partition. A row that also has no key goes to the partition `turn`.
+    the key determines the partition. A row without a number and a key goes to partition `turn`.
 
     Raises:
         BadRequestError: the column ``partition`` has a number that the log does not have.

@@ -1,4 +1,4 @@
-"""One attempt of a task that writes: its rows go into ranges that no reader can see yet.
+"""One attempt of a task that writes rows into ranges, which no reader can see yet.
 
 Each attempt writes only into its own ranges. The ranges of a failed attempt are never published, so
 a second attempt duplicates no record.
@@ -41,7 +41,7 @@ PIECE_ROWS = 4096
 """The most rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""The most value bytes of a piece of rows; with headers it fits into one batch of a ledger."""
+"""The most value bytes of a piece of rows; with the headers, a piece fits into one batch."""
 
 TASK_RANGES_MAX = 256
 """The most ranges that a task writes at the same time. Each range has an open ledger."""
@@ -70,7 +70,7 @@ def find_log(
                 f"there is no log {name}; make one with bookie log create {name} --transactional, "
                 'or set .option("createLog", "true") and .option("partitions", N)'
             ) from None
-        with suppress(LogExistsError):  # another task was faster
+        with suppress(LogExistsError):  # another task has created the log
             client.create_log(name, transactional=True, partitions=partitions)
         found = publisher.definition()
     check_log(name, found)
@@ -106,13 +106,13 @@ class SinkTask:
         self._logs: dict[str, LogDefinition] = {}
         self._bounds: dict[str, RecordBounds] = {}
         self._rows = 0
-        """The number of rows in the batches before the current one."""
+        """The number of rows in the batches before the current batch."""
         self._ranges: dict[tuple[str, int], _OpenRange] = {}
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._under_way_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Begin to write the rows of an Arrow batch; `finish` waits until they are durable."""
+        """Begin to write the rows of an Arrow batch; `finish` waits until the rows are durable."""
         if not batch.num_rows:
             return
         rows = read_rows(batch, self._settings.columns)
@@ -122,7 +122,7 @@ class SinkTask:
             turn = self._turn % partitions
             for partition, those in some.groups(choose_partitions(some, partitions, turn)):
                 self._append(self._open(log, partition), those, log)
-        # All rows of a batch without a key go to one partition, so that ranges are few and long.
+        # All rows without a key in one Arrow batch go to one partition, so ranges are few and long.
         self._turn += 1
         self._rows += batch.num_rows
 
@@ -140,7 +140,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop the attempt's records and close its ledgers, so that no later task uses them."""
+        """Drop the attempt's records and close its ledgers, so no later task uses the ledgers."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()
@@ -192,7 +192,7 @@ class SinkTask:
         """Raise an error that names the row, if a row cannot become a record of the log.
 
         Raises:
-            BadRequestError: the row is too large, or its time is too far ahead.
+            BadRequestError: the row is too large, or its timestamp is too far in the future.
         """
         bounds = self._bounds[log]
         sizes = list(map(len, payloads))

@@ -1,6 +1,6 @@
 """The objects that Spark calls to write a frame or the micro-batches of a stream.
 
-If a frame is written again with the same options `txnAppId` and `txnVersion`, it is published only
+A frame that is written twice with the same options `txnAppId` and `txnVersion` is published only
 once. The two options are for `foreachBatch` and for jobs that may run again. A stream publishes
 each micro-batch once, under the id of the query. Spark does not pass the batch number to `write`,
 so `write` reads the number from the task's properties.
@@ -42,14 +42,14 @@ class BatchSink(DataSourceArrowWriter):
         self.application = settings.application or f"write-{uuid4().hex}"
 
     def write(self, iterator: Iterator[Any]) -> WrittenRanges:
-        """Write the rows of a task; Spark calls this on an executor."""
+        """Write the rows of a task; Spark calls this method on an executor."""
         turn = task_context().partitionId() + (self.settings.version or 0)
         client = self.settings.connection.client()
         task = SinkTask(self.settings, self.application, task_writers(), client, turn)
         return WrittenRanges(self.application, write_rows(task, iterator))
 
     def commit(self, messages: Messages) -> None:
-        """Publish the rows of all tasks; Spark calls this in a process of the driver."""
+        """Publish the rows of all tasks; Spark calls this method in a process of the driver."""
         published = publish_batch(self.settings, self.settings.version or 0, messages)
         if self.settings.application is None:  # no other write has this id
             forget_application(self.settings, self.application, published)
@@ -65,7 +65,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self.settings = settings
 
     def write(self, iterator: Iterator[Any]) -> WrittenRanges:
-        """Write the rows of a task; Spark calls this on an executor."""
+        """Write the rows of a task; Spark calls this method on an executor."""
         context = task_context()
         application = self.settings.application or _property(context, QUERY_PROPERTY)
         turn = context.partitionId() + int(_property(context, BATCH_PROPERTY))
@@ -74,7 +74,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return WrittenRanges(application, write_rows(task, iterator))
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        """Publish a micro-batch; Spark calls this in the driver, and again after a crash."""
+        """Publish a micro-batch; Spark calls this method in the driver, and again after a crash."""
         publish_batch(self.settings, batchId, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:

@@ -1,8 +1,8 @@
 """The source that Spark finds under the name ``bookkeeper``.
 
 For each phase of a query, Spark starts a process that imports this module. The phase that looks for
-sources needs only the class. So the methods import their modules, which saves one second of
-processor time in that phase.
+sources needs only the class. So each method imports the modules that it uses, which saves one
+second of processor time in that phase.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BookKeeperSource(DataSource):
     def schema(self) -> StructType:
         """Return the schema of the frame, which the options decide.
 
-        Spark calls this when the frame is made, so a missing log or ledger raises an error at that
-        time.
+        Spark calls this method when the frame is made, so a missing log or ledger raises an error
+        at that time.
         """
         from bookie.spark.batch_source import check_exists
         from bookie.spark.catalog import carrying, options_at_creation

@@ -20,7 +20,7 @@ READ_SECONDS_MAX = 120.0
 
 
 DELAY_SECONDS = 900.0
-"""The longest time that a batch waits for more records by default, as in Kafka's source."""
+"""The longest time, in seconds, that a batch waits for records by default, as in Kafka's source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Divide a read into few large tasks of about the same size.
 
-Spark needs some 50 ms for each task, so a task should have at least a second of work. But if there
+Spark needs about 50 ms for each task, so a task should have at least a second of work. But if there
 are too few tasks, cores are idle.
 """
 

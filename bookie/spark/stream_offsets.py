@@ -1,9 +1,9 @@
 """The JSON form of a stream's offsets: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
-The example is for the log ``orders``: for each partition, the offset of the next record to read,
-and the log's id. A later log with the same name has another id. Spark compares offsets by their
-JSON texts, so equal offsets must give equal texts. For this reason, logs are sorted by name, and
-partitions by number. The id of a log comes after the log's partitions.
+For each log, here ``orders``, the form has the offset of the next record of each partition, and the
+log's id. A later log with the same name has another id. Spark compares offsets by their JSON texts,
+so equal offsets must give equal texts. For this reason, logs are sorted by name, and partitions by
+number. The id of a log comes after the log's partitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EARLIEST, LATEST = -2, -1
 
 
 ID = "id"
-"""The key of a log's id in Spark's form, beside the keys of the partitions."""
+"""The key of a log's id in the JSON form; the other keys of a log are partition numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StreamOffset:
 
     offsets: LogOffsets
     log_ids: Mapping[str, str] = field(default_factory=dict)
-    """The `LogDefinition.log_id` of each log, by name. Offsets of older versions have no ids."""
+    """The `LogDefinition.log_id` of each log, by name; older versions of bookie wrote no ids."""
 
     def logs(self) -> list[str]:
         return sorted({log for log, _ in self.offsets})
@@ -42,8 +42,8 @@ class StreamOffset:
     def is_other(self, log: str, definition: LogDefinition) -> bool:
         """True if `definition` belongs to another log with the same name.
 
-        A log never loses a partition. So if the offsets have no id of the log, the result is True
-        if they name a partition that `definition` lacks.
+        A log never loses a partition. So offsets without an id belong to another log if they name a
+        partition that `definition` lacks.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -109,11 +109,11 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
     """Return the offsets in `start` at which a batch from `start` to `end` begins.
 
-    The result omits partitions that the batch must read from their earliest record.
+    The result omits partitions that the batch must read from their earliest record. A partition is
+    omitted if `start` lacks it, or if its log was deleted and created again before `end`.
 
-    Such a partition is missing in `start`, or its log was deleted and created again before `end`.
-    Older versions wrote no ids. If `start` has no id of a log, the log counts as created again if
-    `end` lacks a partition of `start`, or has a lower offset for it.
+    Older versions wrote no ids. If `start` has no id of a log, but `end` has, the log counts as
+    created again if `end` lacks a partition of `start`, or has a lower offset for a partition.
     """
     return {
         key: offset
@@ -136,14 +136,14 @@ def limited(
 ) -> LogOffsets:
     """Return the end offsets of a batch of about `rows` of the records between `start` and `end`.
 
-    Each partition with records gets at least one record, so a backlog in another partition cannot
-    starve it. If there are more partitions with records than `rows`, the batch has one record of
-    each.
+    Each partition with records gets at least one record, so no partition waits for the backlog of
+    another partition. If there are more partitions with records than `rows`, the batch has one
+    record of each partition.
 
     The other records are divided in proportion to each partition's number of records, so all
     partitions reach their ends in the same batch. With equal shares, a query would finish a short
-    partition long before a long partition. Then its watermark would drop records of the long
-    partition.
+    partition long before a long partition. The query's watermark would then drop records of the
+    long partition.
     """
     waiting = {key: max(0, last - start.get(key, 0)) for key, last in end.items()}
     busy = sum(1 for count in waiting.values() if count)

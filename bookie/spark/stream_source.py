@@ -1,20 +1,20 @@
 """The streaming source, which reads the micro-batches between two offsets.
 
 Spark keeps the offsets. As long as a query runs, one process of the driver has a `LogStreamReader`
-for it.
+for the query.
 
 **The first batch is empty.** Spark does not keep the start offsets of a new query. If the first
-batch had records and failed, the query would start again. If its start is ``latest``, it would skip
-the records since the first start. So the first end that this source reports is the start itself.
-Spark stores this offset with an empty batch, and later batches have the records.
+batch had records and failed, the query would start again. A query with the start ``latest`` would
+then skip the records since its first start. So this source reports the start offsets as the end of
+the first batch. Spark stores these offsets with an empty batch, and later batches have the records.
 
 **Logs with the same name.** Offsets contain the id of the log. A log that was deleted and created
 again has another id. If the end offsets of a batch have the new id, the batch begins at the new
 log's earliest record.
 
 **Waiting.** Spark asks for the latest offset repeatedly. If there is no new record, the source
-waits up to two seconds for a record before it answers. Bookies or the metadata store report a new
-record.
+waits up to two seconds for a record before the source answers. Bookies or the metadata store report
+a new record.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ POLL_SECONDS = 2.0
 """The seconds for which a stream waits for a new record before Spark asks again."""
 
 GATHER_SECONDS = 0.2
-"""The pause between two looks while a batch waits for more records, in seconds."""
+"""The pause between two surveys while a batch waits for more records, in seconds."""
 
 PATTERN_SECONDS = 1.0
 """The pause between two listings while no log matches the pattern, in seconds."""
 
 BEHIND_SECONDS = 60.0
-"""If the end of a partition is below the query's offset for this time, records count as lost."""
+"""If a partition ends below the query's offset for so many seconds, records count as lost."""
 
 BEHIND_PAUSE_SECONDS = 1.0
-"""The pause between two looks at a partition that lost its end, before the query could end."""
+"""The pause, in seconds, between two surveys while a partition ends below the query's offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._behind_since: dict[tuple[str, int], float] = {}
         """The time when each partition's end was first seen below the read offset, by partition."""
         self._target: StreamOffset | None = None
-        """The end of a query with the trigger ``availableNow``."""
+        """The offsets where a query with the trigger ``availableNow`` ends, or None."""
         self._ends: StreamOffset | None = None
         """The last known ends of the partitions."""
         self._due_at: float | None = SystemClock.monotonic()
-        """The time at which waiting records become a batch, even if they are few.
+        """The time at which waiting records become a batch, even if the records are few.
 
         None while no record waits.
 
-        Records that wait when the query starts may be old, so they become a batch at once.
+        Records that wait when the query starts may be old, so these records become a batch at once.
         """
 
     # ---- in the driver
@@ -125,9 +125,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that Spark passes to `latestOffset`: the limit of rows, else of bytes.
+        """Return the limit that Spark passes to `latestOffset`: of rows, or else of bytes.
 
-        This source applies its other limits by itself.
+        This source itself applies the other limits of `BatchLimits`.
         """
         limits = self.source.batch_limits
         if limits.rows_max is not None:
@@ -149,7 +149,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
     def reportLatestOffset(self) -> Kept | None:
-        """Return the last known ends of the logs; Spark shows the query's lag from them."""
+        """Return the last known ends of the logs, from which Spark computes the lag."""
         return None if self._ends is None else as_json(self._ends)
 
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
@@ -180,7 +180,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_split(self.source, partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source}  # tasks need nothing else
+        return {"source": self.source}  # a task needs only the source
 
     # ---- inside
 
@@ -209,7 +209,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(begin, look):
                 return begin
         while look.end == begin and self._target is not None and self._behind_since:
-            # Without this pause, the query would end without an error.
+            # Without this loop, the query would end now, and report no loss of records.
             pause(BEHIND_PAUSE_SECONDS)
             look = self._look(begin)
         self._due_at = None
@@ -226,7 +226,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._due_at = now + limits.delay_seconds
         if limits.rows_min is None or self._due_at is None or now >= self._due_at:
             return False
-        # A loss since then is reported at once.
+        # If a log was deleted or lost records, the batch is made at once, to report the loss.
         is_whole = all(
             key in look.begins and offset <= end.get(key, -1)
             for key, offset in begin.offsets.items()
@@ -247,16 +247,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seconds = POLL_SECONDS
         if self._due_at is not None:
             seconds = min(seconds, max(0.0, self._due_at - SystemClock.monotonic()))
-        with suppress(NoSuchLogError):  # the next look reports the missing log
+        with suppress(NoSuchLogError):  # the next `_look` reports the missing log
             connection.client().await_records(
                 begin, password=connection.password(), timeout_seconds=seconds
             )
-        # More records come soon, and each look costs a call to the bookies.
+        # More records usually follow, and each `_look` costs a call to the bookies.
         if self._due_at is not None:
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
-        """Read the logs' state, and find the end of a batch from `begin` that has no limit."""
+        """Read the logs' state, and find where a batch from `begin` would end without limits."""
         surveys = self._survey()
         begins = self._still_there(begin, surveys)
         if self.source.fail_on_data_loss:
@@ -273,7 +273,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = dict(begin.log_ids) | surveys.log_ids()
         for log, _ in self._behind_since.keys() - lost:
             if log not in begin.log_ids:
-                ids.pop(log, None)  # the log may be another one of the same name
+                ids.pop(log, None)  # the name may belong to another log
         logs = {log for log, _ in end}
         return Look(
             surveys, begins, StreamOffset(end, {log: ids[log] for log in logs & ids.keys()})
@@ -288,7 +288,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offsets in `at`, except those of logs that were deleted or created again.
 
         The result includes the offsets of logs that the options no longer select. If the options
-        select such a log again later, the query continues at this offset.
+        select a log again later, the query continues at the log's offset in `at`.
         """
         lost = set()
         for log in filter(surveys.selection.has, at.logs()):
@@ -348,7 +348,7 @@ def _starts(look: Look) -> LogOffsets:
 def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
     total = 0
     for (log, partition), last in end.items():
-        if start[log, partition] < last:  # the options select the log, because the batch reads it
+        if start[log, partition] < last:  # only selected logs have records here
             first = max(start[log, partition], surveys.bounds()[log, partition][0])
             spans = surveys.by_log[log].spans(partition, first, last)
             total += sum(one.size_bytes for one in spans)
@@ -362,7 +362,8 @@ def _patiently(look: Callable[[], T]) -> T:
     handles the deletion, because it reads the state of the logs again.
 
     Raises:
-        BookieError: an error of `look` that is not temporary.
+        BookieError: an error of `look` that is not temporary, or that lasts too long for
+            `patiently`.
     """
 
     def twice() -> T:

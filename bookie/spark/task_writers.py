@@ -1,9 +1,9 @@
 """Keeps the range writers of a worker process open between micro-batches.
 
-Otherwise each task of each micro-batch would create a ledger. A worker process runs one task after
-another. Each task takes the writers that it needs, and gives them back at its end. Spark kills a
+Without open writers, each task of each micro-batch would create a ledger. A worker process runs one
+task after another. A task takes writers, and gives these writers back at its end. Spark kills a
 worker process that was idle for a minute, without a warning. So writers that were unused for
-`IDLE_SECONDS_MAX` are closed before that.
+`IDLE_SECONDS_MAX` are closed before Spark kills the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDLE_WRITERS_MAX = 256
 CLOSE_SECONDS_MAX = 10.0
 """The longest time to close a ledger, in seconds.
 
-After that the ledger stays open, and its cut ranges can still be published.
+After this time, the ledger stays open, and its cut ranges can still be published.
 """
 
 
@@ -116,7 +116,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer and ignore errors; after an error, the ledger stays open until a sweep."""
+    """Close a writer and ignore errors; after an error, the ledger is open until a sweep."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 

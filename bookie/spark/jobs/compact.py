@@ -2,7 +2,7 @@
 
 The driver chooses groups of consecutive small ranges. Each task copies one group into a new ledger.
 Then the driver publishes all copies of a partition in one step and deletes the old ledgers. The
-driver finishes a few partitions, with their deletions, before it begins with others. After an
+driver finishes a few partitions, with their deletions, before other partitions begin. After an
 interruption, run the job again; see `bookie.log.compact.compaction`.
 """
 
@@ -33,11 +33,11 @@ class CompactionSummary:
     ledgers_before: int
     ledgers_after: int
     joined: int
-    """The number of runs of ranges that were joined to one range each."""
+    """The number of groups of consecutive ranges, each of which was joined to one range."""
     copied_bytes: int
     """The payload bytes of the ranges that were joined."""
     overtaken: int
-    """Runs that a truncation or another compaction changed before they could be joined."""
+    """The number of groups that a truncation or another compaction changed before the join."""
     left: tuple[str, ...]
     """The reasons why other small ranges were not joined."""
 
@@ -89,7 +89,7 @@ _Work = tuple[LogPartition, Sequence[CompactionGroup]]
 
 
 def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
-    """Divide the partitions into rounds; all but the last have at least `groups_min` groups."""
+    """Divide the partitions into rounds, each but the last with at least `groups_min` groups."""
     some: list[_Work] = []
     for one in work:
         some.append(one)
@@ -118,7 +118,7 @@ def _copy(
 def _copying(
     connection: SparkConnection, log: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that each task runs; Spark sends it to the executors."""
+    """Return the function that each task runs; Spark sends this function to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

@@ -3,7 +3,7 @@
 A checkpoint keeps the progress of the export. Each run exports the records that were appended since
 the last run, in batches, and then ends. The batch N is written below ``data/batch=N``. A repeated
 batch replaces this directory, so every record is exported exactly once, even after an interrupted
-run. For this, all runs must use the same log, checkpoint and target: see
+run. All runs of an export must use the same log, checkpoint and target: see
 `bookie.spark.jobs.export_target`.
 
 The format of the values decides the columns of the export. Rows whose value does not fit the schema
@@ -13,8 +13,8 @@ Their additional column ``reason`` says why the value does not fit.
 ====== ====================================================================================
 format columns
 ====== ====================================================================================
-bytes  those of the source; the value stays bytes
-json   those of the schema, and log, partition, offset, timestamp as ``_log``, ``_partition``, …
+bytes  the source's columns; the value stays bytes
+json   the schema's columns, and log, partition, offset, timestamp as ``_log``, ``_partition``, …
 csv    as for json
 ====== ====================================================================================
 """
@@ -89,7 +89,7 @@ def export_log(
         plan: the columns, format and target.
         checkpoint: a directory that belongs to this export alone.
         password_file: a file on every machine that holds the password of the log's ledgers.
-        takes_over: use a target without a mark together with a checkpoint that was used before.
+        takes_over: True to use a target without a mark with a checkpoint that was used before.
 
     Raises:
         BadRequestError: the target or the checkpoint belongs to another export; nothing was
@@ -121,7 +121,7 @@ def quarantined_rows(spark: SparkSession, target: str) -> int:
     try:
         return spark.read.parquet(quarantine_of(target)).count()
     except AnalysisException:
-        return 0  # no row was ever put into quarantine there
+        return 0  # no export has put a row into quarantine
 
 
 def quarantine_of(target: str) -> str:

@@ -1,9 +1,9 @@
 """Checks that the target directory of an export belongs to the export's log and checkpoint.
 
-A batch replaces the directory ``batch=N`` with its own number. So if a second export used the same
-target with another log or checkpoint, it would replace batches of the first export. If an export
-used its old checkpoint with another target, the new target would lack the records that were
-exported before. Marks in the target and in the checkpoint show if the two belong together.
+A batch replaces the directory ``batch=N`` with its own number. So a second export to the same
+target, with another log or checkpoint, would replace batches of the first export. If an export used
+its old checkpoint with another target, the new target would lack the records that were exported
+before. Marks show if a target and a checkpoint belong together.
 
 Older versions wrote no marks. A target and a checkpoint without marks belong together if each batch
 in the target has only records whose offsets the checkpoint names for this batch.
@@ -45,7 +45,7 @@ ENDING = ".parquet"
 
 @dataclass(frozen=True, slots=True)
 class WrittenOffsets:
-    """The offsets of a partition's records in one batch that an older version wrote."""
+    """The offsets of a partition's records in one batch that an older bookie version wrote."""
 
     batch: int
     log: str
@@ -63,11 +63,11 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
     Args:
         spark: the session.
         mark: the mark of the export; its id is used only if neither directory has a mark yet.
-        takes_over: use a target without a mark together with a checkpoint that was used before.
+        takes_over: True to use a target without a mark with a checkpoint that was used before.
 
     Raises:
         BadRequestError: the target or the checkpoint belongs to another export, or nothing proves
-            that the two belong together.
+            that the target belongs to the checkpoint.
     """
     files = small_files(spark)
     target, checkpoint = read_mark(files, mark.target), read_mark(files, mark.checkpoint)

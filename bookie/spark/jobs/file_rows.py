@@ -43,7 +43,7 @@ ROW = "row"
 _PATH = "_metadata.file_path"
 
 _AS_JSON = {
-    # Otherwise Spark would omit columns that are null, and cut times after their milliseconds.
+    # By default Spark omits columns that are null, and cuts times after their milliseconds.
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -74,7 +74,7 @@ class _Source:
     def schema(self, fields: Iterable[StructField]) -> StructType:
         """Return `fields` plus the columns in the paths.
 
-        The columns in the paths are text, because Spark would guess their types.
+        The columns in the paths are text, because otherwise Spark would guess their types.
         """
         return StructType([*fields, *(StructField(one, StringType()) for one in self.partitions)])
 
@@ -193,7 +193,7 @@ def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():
         return [[path] for path in paths]
     separator = {"lineSep": options["lineSep"]} if "lineSep" in options else {}
-    is_line = F.col("value").rlike(_NOT_BLANK)  # as Spark's parser of CSV looks for a header
+    is_line = F.col("value").rlike(_NOT_BLANK)  # Spark's CSV parser skips other lines, too
     if comment := options.get("comment"):
         is_line &= ~F.col("value").startswith(comment)
     lines = source.spark.read.options(**separator).option("__globPaths__", "false")

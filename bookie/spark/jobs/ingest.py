@@ -1,8 +1,8 @@
 """Ingest files into a transactional log; each row is published once.
 
-Spark's stream of files only finds new files, and its checkpoint records the found files.
-The job itself reads the files of each batch (`bookie.spark.jobs.file_rows`), each file by its own
-header or schema.
+Spark's stream of files only finds new files, and its checkpoint records the found files. The job
+itself reads the files of each batch (`bookie.spark.jobs.file_rows`), each file by its own header or
+schema.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> M
     target.validate()
     assert target.log is not None, "all rows go to one log"
     claim_moves(spark, "ingest", [target.log], target)
-    # The function of a batch may run in another process than this one.
+    # Spark may call `ingest_batch` in another process than this process.
     found = spark.readStream.format("binaryFile").schema(FOUND).options(**plan.finding())
     frame = found.load(plan.files).select("path")
     return run_moves(frame, lambda rows, batch: ingest_batch(rows, batch, plan, target), target)

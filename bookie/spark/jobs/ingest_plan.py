@@ -53,7 +53,7 @@ _READING: dict[str, list[str]] = {
     "parquet": ["datetimeRebaseMode", "int96RebaseMode"],
     "binaryFile": [],
 }
-"""Spark's options for reading a file, without those that drop or guess data."""
+"""Spark's options for reading a file, without the options that drop or guess data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class IngestPlan:
     key: str | None = None
     """The name of the column whose text is a record's key."""
     schema: StructType | None = None
-    """The columns that all files must have, by name; None takes each file's own columns."""
+    """The columns that all files must have, by name; None means each file's own columns."""
     header_check: str = "fail"
     """One of `HEADER_CHECKS`: the treatment of files that have other columns."""
     options: Mapping[str, str] = field(default_factory=dict)

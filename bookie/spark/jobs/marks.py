@@ -34,7 +34,7 @@ class JobMark:
     job: str
     """The job's command: ``export``, ``ingest``, …"""
     id: str
-    """A random id, the same in the checkpoint and in the target of one job."""
+    """A random id, equal in the checkpoint and target of a job; in a report, the cluster's id."""
     target: str = ""
     """The job's target, for people: a directory or a log. Empty if each topic has its own log."""
     checkpoint: str = ""
@@ -56,12 +56,12 @@ class Progress:
 
 
 def new_mark(job: str, target: str, checkpoint: str, logs: Mapping[str, str]) -> JobMark:
-    """Return a mark with a new random id; if the job already has a mark, its id is used instead."""
+    """Return a mark with a new random id; if the job has an old mark, the old id is used."""
     return JobMark(job, str(uuid.uuid4()), target, checkpoint, logs)
 
 
 def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
-    """Return the mark of a directory; None if the directory has none.
+    """Return the mark of a directory; None if the directory has no mark.
 
     Raises:
         BadRequestError: the mark cannot be read.

@@ -43,10 +43,10 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
 TOMBSTONES = ("fail", "skip", "empty")
 
 OFFSETS = "1000000"
-"""The number of records that a batch reads by default."""
+"""The most records that a batch reads by default."""
 
 TOMBSTONE, AHEAD, ROW = "tombstone", "ahead", "row"
-"""Kinds of records that cannot be written as they are."""
+"""Kinds of records that cannot be written without a change."""
 
 _TAKEN = ("key", "value", "headers", "timestamp", "topic", "partition", "offset")
 
@@ -68,7 +68,7 @@ class MigratePlan:
     tombstones: str = "fail"
     """One of `TOMBSTONES`: the treatment of records whose value is null."""
     times_ahead: str = "fail"
-    """One of `ON_BAD`: the treatment of records whose time is further ahead than the log allows."""
+    """One of `ON_BAD`: the treatment of records with a later time than the log allows."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of Spark's source for Kafka, such as ``kafka.security.protocol``."""
 

@@ -34,7 +34,7 @@ from bookie.spark.jobs.small_files import small_files
 from bookie.spark.sink_task import find_log
 
 TASKS_MAX = 32
-"""The most tasks that write a batch. Each task makes one range in each partition it writes to."""
+"""The most tasks that write a batch. A task makes one range in each partition it writes to."""
 
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
@@ -65,13 +65,13 @@ class MoveTarget:
     """The checkpoint directory, which belongs to this job alone."""
     create: bool = False
     partitions: int | None = None
-    """The number of partitions of a created log. None leaves the number to the log's policy."""
+    """The number of partitions of a created log; if None, the log's policy decides the number."""
     quarantine: str | None = None
     """The directory for bad rows; None means a directory below the checkpoint."""
     too_large: str = "fail"
-    """One of `ON_BAD`: the treatment of rows that no record can hold."""
+    """One of `ON_BAD`: the treatment of rows that are too large for a record."""
     takes_over: bool = False
-    """True to continue with a checkpoint of another log, or of a deleted log of the same name."""
+    """True to accept a checkpoint without a mark, or of a log that was deleted and made again."""
 
     @property
     def aside(self) -> str:
@@ -94,7 +94,7 @@ class MoveTarget:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The outcome of a run; the numbers are those of the batches that Spark remembers."""
+    """The outcome of a run; the numbers are sums over the batches that Spark remembers."""
 
     rows: int
     quarantined: int = 0
@@ -157,7 +157,7 @@ def judged(
 
 
 def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
-    """Return a reason if a row is larger than a record may be; null if it is small enough.
+    """Return a reason if a row is larger than a record may be; null if the row is small enough.
 
     Args:
         row: the columns of the sink.
@@ -187,10 +187,11 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
 
 
 def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: MoveTarget) -> None:
-    """Mark the checkpoint of a job that writes to these logs, or check the mark that it has.
+    """Mark the checkpoint of a job that writes to these logs, or check the checkpoint's mark.
 
-    A checkpoint belongs to the logs to which its job has written. If it were used for other logs,
-    or for a log that was created again, rows would be missing there (`bookie.spark.jobs.marks`).
+    A checkpoint belongs to the logs to which its job has written. If a job used the checkpoint for
+    another log, or for a log that was created again, that log would lack rows
+    (`bookie.spark.jobs.marks`).
     Older versions wrote no mark. A checkpoint without a mark is accepted if its query has finished
     no batch, or has published to one of the logs. Missing logs are created if `target.create` is
     set.
@@ -219,7 +220,7 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
     """Return the limits on the records of each of these logs.
 
-    Call this in the driver, not in a task.
+    Call this function in the driver, not in a task.
     """
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}

@@ -1,4 +1,4 @@
-"""``bookie spark prepare``: run sample jobs, and archive the Java classes that they load.
+"""``bookie spark prepare``: run sample jobs, and archive the Java classes that the jobs load.
 
 The sample jobs are an ingest, an export and the statistics of five lines of text. These jobs load
 the classes that most jobs need. The caller must provide a cluster that nothing else uses.
@@ -25,7 +25,7 @@ from bookie.spark.jobs.stats import stats
 from bookie.spark.session import DRIVER_OPTIONS, local_settings, open_session
 
 WRITE_SECONDS_MAX = 600.0
-"""The longest time for Java to write the archive; it takes about 10 s on an idle machine."""
+"""The longest time, in seconds, for Java to write the archive; an idle machine takes about 10 s."""
 
 LOG = "prepare"
 
@@ -47,7 +47,7 @@ def prepare(metadata: str, scratch: Path) -> Path:
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)  # others could replace the archive, and Java runs its classes
+        path.parent.chmod(0o700)  # other users must not replace the archive: Java runs it
         beside.touch(mode=0o600)
         beside.unlink()
     except OSError as error:
@@ -68,7 +68,7 @@ def prepare(metadata: str, scratch: Path) -> Path:
 
 
 def _sync(written: Path) -> None:
-    """Make the archive private, and durable by fsync, before it gets its final name."""
+    """Make the archive private, and durable by fsync, before the archive gets its final name."""
     try:
         descriptor = os.open(written, os.O_RDONLY)
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def _run_jobs(spark: SparkSession, metadata: str, scratch: Path) -> None:
 def _until_java_ended() -> Iterator[None]:
     """At the end of the block, end the Java process of Spark, and wait until it has ended.
 
-    Java ends when its standard input is closed. Before it ends, it writes the archive.
+    Java writes the archive and ends when its standard input is closed.
     """
     yield
     gateway = SparkContext._gateway

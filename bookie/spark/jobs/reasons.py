@@ -44,8 +44,8 @@ def csv_misfit(
         text: the text of a row that does not fit; null for other rows.
         texts: the result of `csv_texts` for this text.
         fields: the columns that the row should have.
-        value: returns the value that Spark has parsed for the column with a given name; null if it
-            parsed none.
+        value: returns the value that Spark has parsed for the column with a given name; null if
+            Spark has parsed no value.
     """
     count = F.lit(f"the row does not have {len(fields)} columns")
     return F.when(
@@ -80,7 +80,7 @@ def is_one_value(text: Column) -> Column:
 
 
 def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) -> Column:
-    """Return the reason why a JSON text does not fit the schema; null if it fits.
+    """Return the reason why a JSON text does not fit the schema; null if the text fits.
 
     The arguments `found` and `texts` are results of `json_parts`.
     """
@@ -99,7 +99,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """Return the reason why a text is not an exact decimal of type `kind`; null if it is exact."""
+    """Return the reason why a text is not an exact decimal of type `kind`; null if it is one."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

@@ -1,7 +1,7 @@
 """Repair: copy to bookies the entries that an audit found missing, misplaced or corrupt.
 
-Each task repairs some ledgers, one after the other. While a task repairs a ledger, it holds the
-ledger's lock, which all repair workers of the cluster respect. A task skips copies that were
+Each task repairs some ledgers, one after the other. While a task repairs a ledger, the task holds
+the ledger's lock, which all repair workers of the cluster respect. A task skips copies that were
 repaired after the audit. So an interrupted run may be repeated, and two concurrent runs do no harm.
 Lost bookies are not replaced, because that would change ensembles.
 """
@@ -68,7 +68,7 @@ class RepairSummary:
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
     """Repair the damage that an audit reports.
 
-    The written outcomes replace those of an earlier run.
+    The written outcomes replace the outcomes of an earlier run.
 
     Raises:
         BadRequestError: an operator has disabled repairs, or the report belongs to another cluster.
@@ -116,7 +116,7 @@ def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
 def _repairing(
     connection: SparkConnection,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that each task runs; Spark sends it to the executors."""
+    """Return the function that each task runs; Spark sends this function to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

@@ -1,8 +1,8 @@
 """Reads and writes small text files on Spark's file systems: `s3a:`, `hdfs:`, local directories.
 
 A session in this process uses Hadoop's file system API, which takes milliseconds for a file. A
-client of Spark Connect cannot use this API. It reads and writes each file as a frame, which takes
-about a second.
+client of Spark Connect cannot use this API. Such a client reads and writes each file as a frame,
+which takes about a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """Return the text of a file, or of each file in a directory, by file name; {} if none."""
+        """Return the text of a file, or of each file in a directory, by name; {} if no file."""
 
     def texts_of(self, directories: Sequence[str]) -> list[str]:
         """Return the texts of all files in these directories; each directory must have a file."""
@@ -118,7 +118,7 @@ class _HadoopFiles(SmallFiles):
         return any(str(one.getPath().getName()).endswith(ending) for one in _below(files, at))
 
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
-        from py4j.protocol import Py4JJavaError  # a client of Spark Connect may lack it
+        from py4j.protocol import Py4JJavaError  # a client of Spark Connect may lack py4j
 
         files, directory = self._at(path)
         if replaces:

@@ -16,10 +16,10 @@ from bookie.spark.collecting import collected
 from bookie.spark.jobs import pictures
 
 DAYS_SHOWN = 30
-"""The number of days, newest first, for which rates are shown."""
+"""The most days that a report shows; the newest days are shown."""
 
 LOGS_SHOWN = 30
-"""The number of logs, largest first, that are shown."""
+"""The most logs that a report shows; the largest logs are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ClusterStats:
 
     @property
     def skew(self) -> float:
-        """Return the bytes of the fullest bookie divided by the mean; 1 if all are equally full."""
+        """Return the bytes of the fullest bookie divided by the bookies' mean; 1 if equal."""
         return skew_of([one.stored_bytes for one in self.bookies])
 
     @property

@@ -8,6 +8,6 @@ first action; load the frame again to see changes.
 |---|---|
 | `columns` | the columns of each table |
 | `options` | the options of a read, checked |
-| `rows` | rows from the records of the store; pure |
+| `rows` | converts records of the metadata store to rows, without I/O |
 | `reading` | the reader that Spark calls |
 """

@@ -1,6 +1,6 @@
 """The columns of each table, with their types in Spark's spelling.
 
-Spark's parser of column types needs a JVM, but the Python process that plans a query has none. So
+Spark's parser of column types needs a JVM, but the Python process that plans a query has no JVM. So
 this module parses the few types that the tables have.
 """
 
