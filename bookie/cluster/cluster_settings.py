@@ -1,4 +1,4 @@
-"""The settings of a whole cluster, one record for each; a bookie's own settings override them.
+"""The settings of a whole cluster, one record each; a bookie's own settings override these.
 
 Before a change, all cluster settings are checked together. A change is one transaction, which also
 writes the parent record ``config/settings``. The version of ``config/settings`` orders all changes,
@@ -25,7 +25,7 @@ _log = event_log(__name__)
 
 
 class ClusterSettings:
-    """Reads and changes the settings of one cluster; a value is text, as in a flag."""
+    """Reads and changes the settings of one cluster; a value is text, as in a command-line flag."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -55,6 +55,7 @@ class ClusterSettings:
         Raises:
             ConfigurationError: a setting is unknown, or cannot be a cluster setting. Also raised if
                 a value is wrong, or contradicts another cluster setting or a default.
+            FormatError: a record of an earlier setting is not text; remove it with `unset`.
         """
         while True:
             before, version = await self._read()
@@ -103,7 +104,7 @@ class ClusterSettings:
             before = _known(settings)
             check_cluster_settings(before)
         except (FormatError, ConfigurationError):
-            # If the settings are already invalid, any of them may be removed.
+            # If the settings are already invalid, any setting may be removed.
             return await self._version()
         check_cluster_settings({n: text for n, text in before.items() if n not in names})
         return version

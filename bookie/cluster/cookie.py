@@ -69,7 +69,7 @@ class Cookie:
     is_settled: bool = True
     """False in a directory while the metadata store may still have the previous `state_number`."""
     is_in_doubt: bool = False
-    """True if the bookie may lack entries of its ledgers; only the metadata store's copy counts."""
+    """True if the bookie may lack entries of its ledgers; only the store's cookie decides this."""
 
     def differences(self, other: Cookie) -> list[str]:
         """Return the names of the identity fields in which this cookie and `other` differ."""

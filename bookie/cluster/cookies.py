@@ -62,7 +62,7 @@ class CookieManager:
         """Return all readable cookies, sorted by bookie id.
 
         `on_damaged` is called with the bookie id of each unreadable cookie. Use the result only for
-        display, because it omits these bookies.
+        display, because the result omits unreadable cookies.
         """
         found = []
         for bookie_id in await self.bookie_ids():

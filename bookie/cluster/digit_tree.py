@@ -44,7 +44,7 @@ class DigitTree:
         Raises:
             BadRequestError: the number is out of range.
         """
-        # A float would pass the comparison, and every later listing would fail at its key.
+        # A float would pass the comparison, and every later listing would fail at the float's key.
         if not isinstance(number, int) or not 0 <= number <= self.maximum:
             raise BadRequestError(f"{number!r} is not a ledger id")
         return "/".join((self.root, *self._names(number)))
@@ -139,7 +139,8 @@ class DigitTree:
     ) -> AsyncIterator[tuple[str, str]]:
         """Yield the directories that may hold numbers above `after`.
 
-        Each directory comes with a name: only later names in it belong to numbers above `after`.
+        Each directory comes with a name: only later names in this directory belong to numbers above
+        `after`.
         """
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
         # The last item of the stack is handled next. `is_start`: the directory is on the path of

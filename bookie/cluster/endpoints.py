@@ -1,4 +1,4 @@
-"""Chooses which address of a bookie a client uses: an address with TLS, or one in plaintext.
+"""Chooses the address of a bookie that a client uses: an address with TLS or in plaintext.
 
 A registration names the protocol of each address: ``grpcs`` and ``https`` use TLS, ``grpc`` and
 ``http`` use plaintext. A client with a CA uses plaintext only if its settings allow plaintext.

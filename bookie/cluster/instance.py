@@ -76,7 +76,7 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
             _refuse_remains({"REMOVAL"})
         raise LayoutExistsError("the cluster is initialized already") from error
     try:
-        await _refuse_overlap(store)  # a cluster created meanwhile, inside or around this one
+        await _refuse_overlap(store)  # another process may have created an inner or outer cluster
     except ClusterInUseError:
         ours = zip(identity, made, strict=False)
         await store.transaction([Delete(put.key, stat.version) for put, stat in ours if stat])
@@ -148,8 +148,8 @@ async def read_instance_id(store: MetadataStore) -> str:
 async def require_instance(store: MetadataStore, instance_id: str) -> Check:
     """Check that the store holds the cluster `instance_id`.
 
-    The check is necessary because another or an empty store may answer after an outage. The result
-    is a transaction condition that makes the same check.
+    The check is necessary because after an outage, another store or an empty store may answer. The
+    result is a transaction condition that makes the same check.
 
     Raises:
         WrongClusterError: the store holds another cluster, or none.

@@ -5,7 +5,7 @@ key                             value
 =============================== ==================================================================
 ``LAYOUT``                      the layout of the ledgers' keys (`layout`)
 ``INSTANCEID``                  the cluster's id, a UUID as text
-``REMOVAL``                     exists while the cluster is being removed: its identity, and
+``REMOVAL``                     exists during the removal of the cluster: the identity, and
                                 whether a record was deleted
 ``IDGEN/<bucket>``              the lowest ledger id that is not reserved, as decimal text
 ``cookies/<bookie>``            the cookie of a bookie; the parent record ``cookies`` orders the
@@ -90,7 +90,7 @@ OWN = frozenset(
         "security",
     }
 )
-"""The first segments of all keys of a cluster; other keys in the scope are not the cluster's."""
+"""The first segments of all keys of a cluster; other keys in the scope do not belong to it."""
 
 
 def cookie(bookie_id: str) -> str:

@@ -83,7 +83,8 @@ class LedgerLayout:
     ) -> AsyncIterator[tuple[DigitTree, list[str] | None, int]]:
         """Yield the trees with ids above `after`, in the order of their ids.
 
-        Each tree comes with its names below the root (None: all names), and the id to start after.
+        Each tree comes with its names below the root (None: all names), and the id after which the
+        ids begin.
 
         Raises:
             FormatError: a name below the root belongs to no tree.

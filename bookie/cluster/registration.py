@@ -105,7 +105,7 @@ class BookieRegistration:
 
     @property
     def obstacle(self) -> str:
-        """The error of the last attempt to register again; empty while registered."""
+        """The error of the last attempt to register again; empty while the bookie is registered."""
         return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
 
     async def update(self, registration: Registration) -> None:
@@ -152,7 +152,7 @@ class BookieRegistration:
         for follower in self._followers:
             follower.cancel()
         try:
-            # Pass no error, because the group would wrap the body's error.
+            # The task group gets no error, because the group would wrap the body's error.
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -195,7 +195,7 @@ class BookieRegistration:
             _log.info("registered_again", bookie=self._wanted.bookie_id)
 
     def _note_obstacle(self, error: BookieError) -> None:
-        """Keep the error of an attempt to register; log it if the last error had another type."""
+        """Keep the error of an attempt to register; log the error if its type is new."""
         if type(error) is not type(self._obstacle):
             _log.warning("registration_waits", reason=str(error))
         self._obstacle = error
@@ -239,7 +239,7 @@ class BookieRegistration:
 
     async def _is_intact(self) -> bool:
         """True if the store holds exactly the wanted record, and the current session owns it."""
-        # Without the lock, an own update would look like a foreign write.
+        # Without the lock, this process's update would look like a write of another process.
         async with self._writing:
             wanted = self._wanted
             other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
@@ -269,7 +269,7 @@ class BookieRegistration:
                     if record is not None and self._is_ours(record):
                         await self._store.delete(key, version=record.version)
                 except MetadataError:
-                    continue  # the record ends with the session
+                    continue  # the store deletes the record when the session ends
 
     # ---- writing
 
@@ -283,7 +283,7 @@ class BookieRegistration:
                 try:
                     stat, *_ = await self._store.transaction(operations)
                 except (BadVersionError, NoSuchKeyError):
-                    continue  # another write came first; look again
+                    continue  # another write came first; read the records again
                 assert stat is not None
                 self._written = (stat.key, stat.version, stat.revision)
                 self._is_registered = True

@@ -1,4 +1,4 @@
-"""Decides if a bookie is lost or a writer is gone, from the length of its absence; no I/O."""
+"""Decides if a bookie is lost or a writer is gone, from the length of the absence, without I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BookieAbsence:
         self._since: dict[str, float] = {}
         self._looked_at = math.inf
         self._split_since: float | None = None
-        """The time of the first of the consecutive looks at which too many bookies were away."""
+        """The time since which every call of `look` saw too many bookies away; else None."""
 
     def look(
         self,
@@ -50,8 +50,8 @@ class BookieAbsence:
         Args:
             now: a monotonic time in seconds.
             known: the bookies that belong to the cluster, by their cookies.
-            registered: the bookies that are registered, read-only ones included.
-            strangers: bookies without a cookie that ledgers name. They may become lost, but they do
+            registered: the bookies that are registered, read-only bookies included.
+            strangers: bookies without a cookie that ledgers name. Strangers may become lost, but do
                 not change the share that `share_max` limits.
             delay_seconds: the absence after which a bookie is lost.
             share_max: if a larger share of the known bookies is away, no bookie is lost, because
@@ -65,7 +65,7 @@ class BookieAbsence:
         if self._split_since is not None:
             self._split_since += unseen
         if len(away.intersection(known)) > share_max * len(known):
-            # This time does not count, because after a split, bookies come back one by one.
+            # The time of a split does not count, because afterwards bookies come back one by one.
             seen = passed - unseen
             self._since = {name: min(now, since + seen) for name, since in self._since.items()}
             if self._split_since is None:
@@ -108,6 +108,6 @@ class WriterAbsence:
         return frozenset(self._since)
 
     def is_gone(self, name: str, grace_seconds: float) -> bool:
-        """True if the writer's record was missing in all looks of the last `grace_seconds`."""
+        """True if the writer's record was missing in each `look` of the last `grace_seconds`."""
         since = self._since.get(name)
         return since is not None and self._looked_at - since >= grace_seconds

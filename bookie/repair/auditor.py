@@ -10,9 +10,9 @@ marks. The auditor marks a ledger if
 The auditor also recovers open ledgers whose writer is gone (`OpenLedgers`).
 
 A *survey* checks all ledgers. The auditor makes a survey when it begins, and when a bookie is lost
-or leaves. Other reasons are that a bookie comes back, has another incarnation, or has its cookie
-added or deleted. While bookies are lost or leaving, the auditor also makes surveys periodically. A
-survey reads how many entries each copy has, and lists the entries of a copy that has too few.
+or leaves. The auditor also makes a survey when a bookie comes back, has another incarnation, or has
+its cookie added or deleted, and periodically while bookies are lost or leaving. A survey reads how
+many entries each copy has, and lists the entries of a copy that has too few entries.
 
 An *audit* is a survey that lists every entry of every copy. An audit may take hours, so it runs
 concurrently with other surveys, at a long interval. If a bookie does not answer, the audit is
@@ -55,20 +55,20 @@ AUDIT = "replicas"
 """The name of the audit among the checks whose ends are kept (`marks.CHECKS`)."""
 
 ROUND_SECONDS = 1.0
-"""Time between two looks at the registrations."""
+"""The time between two reads of the registrations, in seconds."""
 
 SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
-"""Time between two surveys while bookies are gone; it doubles while surveys find nothing."""
+"""Seconds between surveys while bookies are gone; doubled after a survey that finds nothing."""
 REST = 20.0
-"""A pause after a survey or a count is this number of times as long, within limits."""
+"""A pause after a survey or a count is this many times as long as the survey or the count."""
 HISTORY_SECONDS = 3600.0
-"""Time between two removals of old records of workers (`forget_strangers`)."""
+"""The time, in seconds, between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
-"""Time between two counts of the marks."""
+"""The time between two counts of the marks, in seconds."""
 
 MARKS_AT_ONCE = 64
 ANSWER_SECONDS = 10.0
-"""Time that a bookie may take for each page of a listing."""
+"""The longest time that a bookie may take for each page of a listing, in seconds."""
 
 _log = event_log(__name__)
 
@@ -79,13 +79,13 @@ class SurveyReport:
 
     ledgers: int
     silent: tuple[str, ...]
-    """Bookies that did not answer; their missing entries are unknown."""
+    """Bookies that did not answer; the missing entries of these bookies are unknown."""
     named: frozenset[str]
     """All bookies in the fragments whose entries no longer change."""
 
 
 class Auditor:
-    """Takes part in the election, and audits while it leads."""
+    """Takes part in the election, and audits while this process is the leader."""
 
     def __init__(self, worker: RepairWorker) -> None:
         self._worker = worker
@@ -97,7 +97,7 @@ class Auditor:
         self._absence = BookieAbsence(UNSEEN_SECONDS_MAX)
         self._was_split = self._has_looked = False
         self._are_many_away = True
-        """True while the network may be at fault; true before the first look."""
+        """True while too many bookies are away, and before the first call of `_look`."""
         self._open_ledgers = OpenLedgers(self._worker, lambda: self._are_many_away)
         self._seen: dict[str, str] = {}
         self._known: set[str] = set()
@@ -110,7 +110,7 @@ class Auditor:
         self._surveyed: frozenset[str] = frozenset()
         """The bookies that were gone at the last survey, and have been gone since."""
         self._surveying: frozenset[str] = frozenset()
-        """Like `_surveyed`, but since the begin of the survey under way."""
+        """The bookies that were gone when the running survey began, and have been gone since."""
         self._changes, self._surveyed_changes = 0, -1
         """The number of changes of registrations and cookies, and its value at the last survey."""
         self._history_at = -math.inf
@@ -119,7 +119,7 @@ class Auditor:
         change, of an audit, and of a count of the marks."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
         self._never_since = math.inf
-        """The time since which this auditor finds no end of an audit; infinite if it finds one."""
+        """The time since which this auditor finds no finished audit; infinite if there is one."""
 
     async def run(self) -> NoReturn:
         """Take part in the election until cancelled; audit whenever this process is the leader.
@@ -197,7 +197,7 @@ class Auditor:
         self._surveying &= self._gone
         seen = {name: one.incarnation for name, one in registrations.items()}
         if seen.items() - self._seen.items() or known != self._known:
-            self._changes += 1  # a bookie came, lost its data, or was forgotten
+            self._changes += 1  # a bookie is new, or lost its data or its cookie
         self._seen, self._known = seen, known
         self._has_looked = True
         if now >= self._history_at:
@@ -216,7 +216,7 @@ class Auditor:
         """Update the records of lost bookies; return the lost bookies."""
         settings = self._worker.settings()
         recorded = await self._lost.names()
-        # A lost bookie whose cookie is deleted stays lost as long as ledgers name it.
+        # A lost bookie whose cookie is deleted stays lost as long as ledgers name the bookie.
         strangers = self._strangers | recorded.intersection(self._named or ())
         verdict = self._absence.look(
             now,
@@ -230,7 +230,7 @@ class Auditor:
         self._tell(verdict, known)
         back = recorded.intersection(registered)
         if self._named is not None:
-            back |= recorded - verdict.away  # no ledger names them any more
+            back |= recorded - verdict.away  # no ledger names these bookies now
         for name in sorted(back):
             await self._lost.remove(name)
             _log.info("bookie_not_lost", bookie_id=name)
@@ -248,7 +248,7 @@ class Auditor:
 
     async def _is_audit_due(self) -> bool:
         last = None
-        with suppress(FormatError):  # the end of the next audit replaces it
+        with suppress(FormatError):  # the next audit replaces the damaged record
             last = await self._worker.marks.checked_ms(AUDIT)
         now = self._worker.clock.monotonic()
         self._never_since = math.inf if last is not None else min(now, self._never_since)
@@ -267,7 +267,7 @@ class Auditor:
         if not (self._has_looked and await self._worker.marks.is_enabled()):
             return
         now = self._worker.clock.monotonic()
-        # Who is gone changes seldom. Registrations may change all the time.
+        # The gone bookies change seldom, but registrations may change all the time.
         is_new = bool(self._gone - self._surveyed)
         has_changed = self._changes != self._surveyed_changes and now >= self._rest_until
         is_time = bool(self._gone) and now >= self._next_at
@@ -310,7 +310,7 @@ class Auditor:
             self._audit_at = began + took + rest
         _tell_of("audit", report, gone, took)
         if not report.silent:
-            # Unless somebody asked for another audit meanwhile.
+            # If somebody asked for another audit meanwhile, `version` is old and nothing is set.
             await self._worker.marks.set_checked_ms(
                 AUDIT, self._worker.clock.now_ms(), version=version
             )
@@ -321,7 +321,7 @@ class Auditor:
 
         Args:
             gone: bookies whose copies count as missing.
-            is_deep: list the entries of every copy, not only of copies that have too few.
+            is_deep: list the entries of every copy, not only of copies with too few entries.
 
         Raises:
             MetadataError, FormatError: the listing of the ledgers is not complete.
@@ -379,7 +379,7 @@ def _tell_of(kind: str, report: SurveyReport, gone: Collection[str], took: float
 
 
 class _Marking:
-    """Collects the marks of one survey, and writes several at a time."""
+    """Collects the marks of one survey, and writes several marks at a time."""
 
     def __init__(self, marks: UnderreplicationManager) -> None:
         self._marks = marks
@@ -394,7 +394,7 @@ class _Marking:
         is_lacking: bool = False,
         is_known: bool = False,
     ) -> None:
-        """Collect a mark; if `MARKS_AT_ONCE` marks are collected, write them.
+        """Collect a mark; if `MARKS_AT_ONCE` marks are collected, write all of them.
 
         Args:
             ledger_id: the ledger.
@@ -418,7 +418,7 @@ class _Marking:
 
     async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
         """Mark a ledger; with `again`, rewrite an equal mark, so that a running repair notices."""
-        with suppress(NewerFormatError):  # workers of that version care for it
+        with suppress(NewerFormatError):  # workers of the newer version handle the mark
             found = await self._marks.find(ledger_id)
             if again or found is None or not replicas <= set(found.replicas):
                 await self._marks.mark(ledger_id, replicas)

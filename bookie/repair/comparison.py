@@ -1,10 +1,10 @@
 """Compares the metadata of all ledgers with the copies that registered bookies store.
 
 A comparison lists the ledgers of the metadata store and the ledgers of every bookie together. All
-listings are ascending, so memory holds one page of each. A bookie's listing has one row for each
-copy, with the number of its entries. If this number is too low (`ListedBookie.lacks`), the
-comparison reads the ledger's metadata once more, then lists the copy's entries. The second read is
-needed because the first may be outdated, or the ledger may be deleted.
+listings are ascending, so memory holds one page of each listing. A bookie's listing has one row for
+each copy, with the number of the copy's entries. If this number is too low (`ListedBookie.lacks`),
+the comparison reads the ledger's metadata once more, then lists the copy's entries. The second read
+is needed because the first read may be outdated, or the ledger may be deleted.
 
 A copy that lacks one entry and has one surplus entry has the right number of entries. Only a deep
 comparison finds this missing entry, because it lists the entries of every copy.
@@ -43,10 +43,10 @@ EXAMPLES_MAX = 5
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""The number of copies, over all bookies, that are collected before they are listed."""
+"""The number of copies, over all bookies, that are collected before their entries are listed."""
 
 RATE_PATIENCE_SECONDS = 60.0
-"""The longest wait for one copy at a bookie whose rate is used up; then its copies are unknown."""
+"""The longest wait, in seconds, for a bookie whose rate is used up; then its copies are unknown."""
 
 
 async def _nothing(*_: object) -> None:
@@ -176,7 +176,7 @@ class ListedBookie:
             except (NoSuchLedgerError, UnauthorizedError):
                 return await missing_of(holding, nothing_stored())
             except TooManyRequestsError as error:
-                # Without roles, a bookie cannot know that this is for a repair.
+                # Without roles, a bookie cannot know that the call is for a repair.
                 waited += error.retry_after_seconds
                 if not error.retry_after_seconds or waited > RATE_PATIENCE_SECONDS:
                     raise
@@ -228,7 +228,7 @@ class CopyComparison:
         Raises:
             MetadataError, FormatError: the listing of the ledgers failed before its end.
         """
-        # All bookies are asked at once, so silent ones cost one timeout together.
+        # All bookies are asked at once, so all silent bookies together cost one timeout.
         await gather(bookie.next_page() for bookie in self._bookies.values())
         async for versioned in self._ledgers.list_readable(self.damaged.add):
             await self._look_at(versioned.value)
@@ -288,7 +288,7 @@ async def listed_bookies(
     async with AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # The group does not get the error of the block, because it would wrap it.
+        # The task group does not get an error of the block, because it would wrap the error.
         stack.push_async_callback(tasks.__aexit__, None, None, None)
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):

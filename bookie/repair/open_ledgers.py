@@ -2,7 +2,7 @@
 
 A client that writes ledgers has an ephemeral record (`writer_record`), and its ledgers name the
 client. If the record is missing for a grace period, the auditor recovers the open ledgers that name
-the client. The recovery is the same as one that a client begins.
+the client. The auditor recovers a ledger in the same way as a client does.
 
 During the grace period, a writer that lost its session can create its record again. Safety does not
 depend on the grace period:
@@ -20,9 +20,9 @@ bookie outside its last ensemble has later entries (`find_unnamed_entries`).
 
 The auditor's surveys are rare and may take long. So this module lists the ledgers itself.
 
-Looks at the writers' records, listings and recoveries run concurrently, so none of them delays
-another. Ledgers whose last recovery failed come after all others, and use at most half of the
-places for concurrent recoveries.
+The auditor reads the writers' records, lists ledgers and recovers ledgers concurrently, so none of
+these tasks delays another task. Ledgers whose last recovery failed come after all other ledgers.
+Such ledgers use at most half of the places for concurrent recoveries.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ RECOVERED = "recovered"
 """The outcome of a successful recovery in metrics; the other outcome is `NOT_RECOVERED`."""
 
 LOOK_SECONDS_MAX = 10.0
-"""The longest time between two listings of the writers' records."""
+"""The longest time between two listings of the writers' records, in seconds."""
 LOOKS_OF_A_GRACE = 10
 LISTINGS_OF_A_GRACE = 4
 """The number of listings of the ledgers during one grace period."""
 REST = 20.0
 """A pause is at least this number of times as long as the listing before it."""
 UNSEEN_SECONDS_MAX = 60.0
-"""The largest part of a pause between two looks that counts for a grace period, in seconds."""
+"""The largest part, in seconds, of a pause between two `look` calls that counts for a grace."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
-"""The shortest wait of a ledger that failed, and its wait for each ledger that failed; the longer
-wait applies, up to `repair.retry_seconds_max`."""
+"""A ledger whose recovery failed waits at least the first number of seconds, and the second number
+for each failed ledger; at most `repair.retry_seconds_max`."""
 
 _log = event_log(__name__)
 
@@ -78,8 +78,8 @@ class _OpenLedger:
 
     writer_id: str
     is_taken: bool = False
-    """True once this auditor may have set the ledger IN_RECOVERY; a writer's return then changes
-    nothing."""
+    """True once this auditor may have set the ledger IN_RECOVERY; then the auditor finishes the
+    recovery even if the writer returns."""
     pauses: Backoff | None = field(default=None, repr=False)
     """Set after the first failure."""
     not_before: float = -math.inf
@@ -103,7 +103,7 @@ class OpenLedgers:
         self._look_at = self._list_at = -math.inf
         self._running: dict[int, _OpenLedger] = {}
         self._ended = asyncio.Event()
-        """`_running` has the ledgers under recovery here; `_ended` is set when a recovery ends."""
+        """`_running` has the ledgers under recovery by this process; each end sets `_ended`."""
 
     async def look(self) -> None:
         """If a look is due, list the writers' records, and note the writers without a record.
@@ -125,7 +125,7 @@ class OpenLedgers:
         self._look_at = now + took + max(seconds, REST * took)
 
     async def find(self) -> None:
-        """If a listing is due, list the ledgers, and remember those that may need a recovery.
+        """If a listing is due, list the ledgers; remember ledgers that may need a recovery.
 
         Raises:
             MetadataError: the metadata store failed; the result of the last listing stays.
@@ -230,7 +230,7 @@ class OpenLedgers:
     async def _try(self, ledger_id: int, one: _OpenLedger) -> None:
         try:
             if not await self._worker.marks.acquire(ledger_id, needs_mark=False):
-                return  # another worker repairs it; the next round comes soon
+                return  # another worker repairs the ledger; a next round tries again
             async with self._worker.marks.holding(ledger_id):
                 is_over = await self._recover(ledger_id, one)
         except MetadataClosedError:
@@ -247,7 +247,7 @@ class OpenLedgers:
         """Recover a locked ledger; return True if this process need not recover the ledger again.
 
         The result is False if the ledger changed during the call, or if its writer has a record
-        again. Then the writer's grace period begins anew.
+        again. In this case, the writer's grace period begins anew.
 
         Raises:
             LedgerRecoveryError: the ledger's last entry cannot be determined.

@@ -50,7 +50,7 @@ class OwnDamage:
                 except MetadataClosedError:
                     raise
                 except FormatError as error:
-                    reason = str(error)  # of this ledger alone
+                    reason = str(error)  # only the record of this ledger is damaged
                 except BookieError as error:
                     reason = str(error)
                     break

@@ -13,7 +13,7 @@ is away                      nothing, until it comes back or the auditor declare
 
 When all bookies of the mark are repaired, the replicator removes the mark. If a repair fails, the
 replicator records the reason (`RepairFailures`), and tries the ledger again after a pause. The
-pause doubles with each failure, so a ledger that cannot be repaired does not delay others.
+pause doubles with each failure, so a ledger that cannot be repaired does not delay other ledgers.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ from bookie.repair.worker import RepairWorker
 from bookie.telemetry import event_log
 
 IDLE_SECONDS = 30.0
-"""Time between two looks at the marks if nothing changes."""
+"""The time, in seconds, between two listings of the marks if no mark or lock changes."""
 PAUSE_SECONDS = 0.2
-"""Time between two looks while marks or locks change; most changes are locks of other workers."""
+"""The time, in seconds, between two listings while marks or other workers' locks change."""
 
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_EACH = 0.2
-"""Each failure delays all retries by this time, so at most 5 repairs per second fail again."""
+"""Each failure delays all retries by so many seconds: at most 5 repairs per second fail again."""
 GIVE_BACK_SECONDS = 5.0
-"""Time between two attempts to give back locks that were not given back in time."""
+"""The time, in seconds, between two attempts to release locks that were not released in time."""
 FORGET_SECONDS = 3600.0
-"""A failed ledger that was not tried again for this time is forgotten: others have repaired it."""
+"""A failed ledger is forgotten after so many seconds without a try: another worker repaired it."""
 IDLE_SHARE = 20.0
-"""After a look that reads all marks, the pause is at least this number of times as long."""
+"""After a listing of all marks, the pause is at least this many times as long as the listing."""
 
 AWAY = "away"
 """The outcome for a bookie that is not registered and not lost yet."""
 
 MARKED_AGAIN = "marked-again"
 STAYS_MARKED = "the ledger was marked again, or its lock was lost, at the end of the repair"
-"""The outcome, and its detail, of a repair that left the mark; a next round repeats the repair."""
+"""The outcome, and its detail, of a repair that left the mark; a later round repeats the repair."""
 
 _log = event_log(__name__)
 
@@ -103,13 +103,13 @@ class Replicator:
         """The earliest time at which a ledger that failed is tried again."""
         self._present: set[tuple[str, bool, int]] = set()
         self._gone_then: set[str] = set()
-        """The registrations, and the bookies that were gone, at the last look."""
+        """The registrations, and the bookies that were gone, at the last listing of marks."""
         self._running: set[int] = set()
         self._ended = asyncio.Event()
-        """`_running` has the ledgers under repair here; `_ended` is set when a repair ends."""
+        """`_running` has the ledgers under repair by this process; each end sets `_ended`."""
         self._woken = asyncio.Event()
         self._looked_at, self._look_seconds = clock.monotonic(), 0.0
-        """When the last look began, and the time that it took if it read all marks."""
+        """The begin of the last round, and the seconds of its listing, if it read all marks."""
         self._after = -1
         """The ledger id after which the next listing of marks begins; -1 lists all marks."""
 
@@ -161,7 +161,7 @@ class Replicator:
     def _idle_seconds(self) -> float:
         """Return the time until the next retry of a failed ledger, at most `IDLE_SECONDS`.
 
-        Retries that were due before the last look do not count, because their ledgers were locked
+        Retries that were due before the last round do not count, because their ledgers were locked
         or had no mark.
         """
         now = self._worker.clock.monotonic()
@@ -170,7 +170,7 @@ class Replicator:
         return max(0.0, min([IDLE_SECONDS, *waits]))
 
     def _rest_seconds(self) -> float:
-        """Return the pause after a look at the marks, which is longer after a slow look."""
+        """Return the pause after a round, in seconds; a slow listing of marks makes it longer."""
         return max(PAUSE_SECONDS * (0.5 + jitter()), IDLE_SHARE * self._look_seconds)
 
     async def round(self, tasks: asyncio.TaskGroup) -> int:
@@ -209,8 +209,8 @@ class Replicator:
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
         """Repair all copies of one ledger under its lock; return the outcomes of its bookies.
 
-        The last fragment of an open ledger may name a lost or leaving bookie, or a vacant slot. Its
-        outcome is ``open``, because only the ledger's writer can replace it.
+        The last fragment of an open ledger may name a lost or leaving bookie, or a vacant slot. The
+        outcome for such a bookie is ``open``, because only the ledger's writer can replace it.
 
         Raises:
             BadRequestError: repair is disabled, or another worker repairs the ledger.
@@ -258,7 +258,7 @@ class Replicator:
         """Return some marked ledgers that are not locked and need not wait, in random order.
 
         A call finds at most `LEDGERS_OF_A_ROUND` marks. The next call continues after the last mark
-        that it found. At the end of the marks, a call continues with the first mark.
+        of this call. At the end of the marks, a call continues with the first mark.
         """
         now = self._worker.clock.monotonic()
         self._troubles = {
@@ -274,7 +274,7 @@ class Replicator:
             async for mark in self._worker.marks.marked(after=first):
                 ledger_id = mark.ledger_id
                 if first < 0 <= after < ledger_id:
-                    break  # the first listing had it
+                    break  # the first listing had this mark
                 unseen.discard(ledger_id)
                 is_waiting = ledger_id in self._troubles and ledger_id not in ready
                 if ledger_id not in locked and not is_waiting:
@@ -286,7 +286,7 @@ class Replicator:
                 break
         else:
             for ledger_id in unseen:
-                self._troubles.pop(ledger_id, None)  # it has no mark any more
+                self._troubles.pop(ledger_id, None)  # the ledger has no mark now
         # The random order avoids that workers compete for the same ledgers.
         return sorted(free, key=lambda _: jitter())
 
@@ -333,7 +333,7 @@ class Replicator:
             await self._note_error(ledger_id, error, seconds)
 
     async def _note_error(self, ledger_id: int, error: Exception, seconds: float) -> None:
-        """Begin the ledger's pause after an error; record the failure if the store works."""
+        """Begin the ledger's pause after an error; record the failure, unless the store failed."""
         self._wait(ledger_id)
         reason = self._worker.reason_of(error, ledger_id=ledger_id)
         self._history.note_error(ledger_id, reason, seconds)
@@ -435,7 +435,7 @@ class Replicator:
         )
         now = self._worker.clock.monotonic()
         trouble.not_before = now + trouble.pauses.next()
-        # Very many ledgers that fail must not keep everybody busy.
+        # A great number of failing ledgers must not use all the time of the workers.
         self._retry_at = min(max(now, self._retry_at) + RETRY_SECONDS_EACH, now + longest)
 
     def _count(self, outcome: RepairOutcome) -> None:

@@ -72,7 +72,7 @@ async def keep_repairing(
     this = asyncio.current_task()
     assert this is not None
     while True:
-        # In a task of its own: the groups in it may leave marks of their own cancellations.
+        # A task group may leave its task cancelled, so each attempt runs in a new task.
         running = asyncio.get_running_loop().create_task(attempt())
         try:
             await running

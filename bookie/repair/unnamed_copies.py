@@ -83,9 +83,9 @@ class Reclaimer:
         self._since: dict[int, float] = {}
         """Ledger with unnamed copies → the `_observed_seconds` when the copies were found."""
         self._observed_seconds = 0.0
-        """The sum of the times between complete looks, without times of suspension."""
+        """The sum of the times between complete listings of the copies, without suspensions."""
         self._looked_at: float | None = None
-        """The begin of the last look; None before the first look, and after a failed look."""
+        """The begin of the last listing; None before the first listing, and after a failed one."""
         self._round_seconds = 0.0
         """The time that the last round took, including removals that failed."""
         self._pace = Pace(lambda: worker.settings().bytes_per_second_max)
@@ -166,7 +166,7 @@ class Reclaimer:
         return reclaimed
 
     def _step(self, now: float) -> float:
-        """Return the part of the time since the last look that counts for grace periods.
+        """Return the seconds since the last listing that count for grace periods.
 
         Time in which the process was suspended does not count.
         """
@@ -176,7 +176,7 @@ class Reclaimer:
         return min(now - self._looked_at, longest)
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
-        """Read the metadata of a ledger; return None if it does not exist or is unreadable."""
+        """Read the metadata of a ledger; return None if the metadata is missing or damaged."""
         with suppress(NoSuchLedgerError, FormatError):
             return (await self._worker.client.ledgers.read(ledger_id)).value
         return None
@@ -210,7 +210,7 @@ class Reclaimer:
 
                 return await self._remove(ledger_id, lock, is_certain)
         except NoSuchLedgerError:
-            return False  # garbage collection deletes it
+            return False  # garbage collection deletes the copies
         except MetadataError:
             raise
         except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
@@ -264,7 +264,7 @@ class Reclaimer:
     async def _ends_here(self, metadata: LedgerMetadata) -> bool:
         """True if this bookie knows no entry after the ledger's last entry.
 
-        The first time that the result is False for a ledger, it is logged.
+        The first time that the result is False for a ledger, a line is logged.
         """
         ledger_id, last = metadata.ledger_id, metadata.last_entry_id
         known = await self._copies.known_end(ledger_id, last)

@@ -21,8 +21,7 @@ class RepairWorker:
     """One participant of a cluster's repair: its connections, its settings and its name."""
 
     client: LedgerClient
-    """The client with which the worker calls the bookies and reads and changes the ledgers'
-    metadata."""
+    """The client with which the worker calls bookies, and reads and changes ledger metadata."""
     store: MetadataStore
     """The metadata store; its session owns the worker's locks and its candidacy."""
     settings: Callable[[], RepairSettings]
@@ -30,7 +29,7 @@ class RepairWorker:
     metrics: Metrics
     clock: Clock
     worker_id: str
-    """The name that locks and records show to others; the bookie's id if a bookie repairs."""
+    """The worker's name in locks and records; the bookie's id if a bookie repairs."""
     marks: UnderreplicationManager
     """The marks of ledgers that lack copies, and the locks that this worker holds."""
 

@@ -144,7 +144,7 @@ class Permissions:
         """Ledger id → the certain rights, and the possible rights, which depend on its log."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """True if the principal has `right` for the ledger; None if its unknown log decides this."""
+        """True if the principal has `right` for the ledger; None if its unknown log decides."""
         if self._current() is not self._grants:
             self._renew()
         if self._everywhere & right:

@@ -3,7 +3,7 @@
 Library code writes events through `event_log`, which uses the standard library's `logging`. So a
 program that embeds bookie gets ordinary log records, and keeps its own configuration of logging.
 Only the daemon and the command line call `configure_logging`. After that call, all log records of
-the process, also those of other libraries, are written as JSON or for a console.
+the process, also log records of other libraries, are written as JSON or for a console.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FieldValue = str | int | float | bool | None | Sequence[str]
 class Event:
     """The message of a log record: a constant name and its fields.
 
-    An event has a readable text, so that it works with any configuration of `logging`.
+    An event has a readable text, so an event works with any configuration of `logging`.
     """
 
     name: str
@@ -107,7 +107,7 @@ def writes_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """From now on, log uncaught exceptions of threads and destructors, instead of printing them.
+    """From now on, log uncaught exceptions, also of threads and destructors; print none.
 
     Only the daemon calls this function, after `configure_logging`. Event loops already report
     uncaught exceptions to `logging`.
@@ -131,7 +131,7 @@ def log_uncaught() -> None:
 
 
 def set_log_level(level: LogLevel) -> None:
-    """Change the least severe level to write; call this after `configure_logging`."""
+    """Change the least severe level that is written, after a call of `configure_logging`."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -145,7 +145,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         try:
             self.stream.write(self.format(lost) + self.terminator)
             self.flush()
-        except Exception:  # noqa: BLE001, S110  (the stream is broken, and there is no other)
+        except Exception:  # noqa: BLE001, S110  (the stream is broken, and there is no other stream)
             pass
 
 

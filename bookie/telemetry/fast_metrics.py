@@ -30,7 +30,7 @@ class FastCounter:
         self.value += amount
 
     def describe(self) -> list[Metric]:
-        """Return the counter's metric family; the registry calls this at registration."""
+        """Return the counter's metric family; the registry calls this method at registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
@@ -55,7 +55,7 @@ class FastHistogram:
         self._sum += amount
 
     def describe(self) -> list[Metric]:
-        """Return the histogram's metric family; the registry calls this at registration."""
+        """Return the histogram's metric family; the registry calls this method at registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:

@@ -43,7 +43,7 @@ SHARES = (
     ("identity", "reads"),
     ("identity", "watches"),
 )
-"""Holders of shares, and what their shares bound; HTTP/2 bounds the calls of a connection."""
+"""The holders of shares, and the limited resources; HTTP/2 limits the calls of a connection."""
 
 REPAIR_OUTCOMES = (
     "repaired",
@@ -58,10 +58,10 @@ REPAIR_OUTCOMES = (
     "locked",
     "not-recovered",
 )
-"""The outcomes of a repair; after the first four, nothing remains to do."""
+"""The outcomes of a repair; after one of the first four outcomes, nothing remains to do."""
 
 CONNECTION_ENDS = ("address", "total", "unfinished", "http_address", "http_total")
-"""Why the bookie ended a connection: too many from its address or in all, or what it held."""
+"""The reasons to end a connection: too many from one address or in total, or unfinished bytes."""
 
 ERROR_KINDS = (
     "conflict",
@@ -73,7 +73,7 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""Kinds of errors that no caller caused; counts start at 0: a rate shows the first error."""
+"""Kinds of errors that no caller caused; counts start at 0, so a rate shows the first error."""
 
 
 class Metrics:
@@ -81,7 +81,7 @@ class Metrics:
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
     change at every request are `FastCounter` or `FastHistogram` objects, which only the event
-    loop's thread may change. Names of metrics have the prefix ``bookie_`` and end in their unit.
+    loop's thread may change. Names of metrics have the prefix ``bookie_`` and end in the unit.
     The values of each label come from a fixed set, so labels never name ledgers or clients.
     """
 
@@ -418,7 +418,7 @@ class _Shown:
     """A view of a registry that has only names with certain prefixes, without `_created` series.
 
     The `_created` series are useless and would double the number of series. The library can omit
-    them only for the whole process, but the program that embeds bookie may need them.
+    such series only for the whole process, but the program that embeds bookie may need them.
     """
 
     def __init__(self, registry: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
