@@ -11,7 +11,7 @@
                 await c.kill(0)
                 await writer.append(b"after")
 
-Each bookie has the real node, engine and gRPC server. It listens on the loopback device, and stores
+Each bookie has the real node, engine and gRPC server, listens on the loopback device, and stores
 its files in a temporary directory. The metadata is in memory. Clients reach each bookie through a
 relay, which can stop the traffic. A kill of a bookie is simulated: see the methods of
 `BookieCluster`. `sync_cluster` runs such a cluster for `bookie.sync`. pytest finds the fixtures

@@ -53,7 +53,7 @@ class BookieCluster:
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """Return a client like `bookie.connect`, for ``async with``; give it short timeouts."""
+        """Return a client like `bookie.connect`, for ``async with``; use short timeouts."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
@@ -70,7 +70,7 @@ class BookieCluster:
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie with the files of its previous run; if it runs, stop it first.
+        """Start a bookie with the files of its previous run; first stop a running bookie.
 
         After the restart the bookie listens on another port, which its registration names.
         """
@@ -106,8 +106,8 @@ class BookieCluster:
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks with empty disks, and delete its cookie.
 
-        Start the bookie again with `restart`. It then has a new incarnation. For an entry that it
-        may have had before, it never answers that the entry does not exist.
+        Start the bookie again with `restart`. The bookie then has a new incarnation. For an entry
+        that the bookie may have had before, it never answers that the entry does not exist.
         """
         await self._at(number).wipe(self._cookies)
 

@@ -132,7 +132,7 @@ class BookieLives:
         cookie = await cookies.read(self.bookie_id)
         if cookie is not None:
             await cookies.delete(self.bookie_id, cookie.version)
-        with contextlib.suppress(FileNotFoundError):  # it was wiped before
+        with contextlib.suppress(FileNotFoundError):  # the files were deleted before
             shutil.rmtree(self._directory)
 
     def _require_running(self) -> asyncio.Task[None]:
@@ -197,7 +197,7 @@ class BookieLives:
                 await self._link.cut()
 
     def _storage(self) -> StorageSettings:
-        """Create the bookie's directory, and return settings for small files in it."""
+        """Create the bookie's directory, and return settings for small files there."""
         self._directory.mkdir(parents=True, exist_ok=True)
         return StorageSettings(
             journal_dir=self._directory / "journal",

@@ -5,8 +5,8 @@
 ``disconnect``         no request or event passes until ``reconnect``; the session is doubtful at
                        once, lost after 5/6 of its timeout, and ended by the server after 6/6
 ``latency_seconds``    the duration of each request
-``lost_requests``      the next so many writes get lost before they are executed
-``lost_replies``       the next so many writes are executed, but their replies get lost
+``lost_requests``      the number of next writes that get lost before they are executed
+``lost_replies``       the number of next writes that are executed, but whose replies get lost
 ``hold_watches``       events arrive only after ``release_watches``, as from a lagging follower
 ====================== ===========================================================================
 
@@ -41,8 +41,8 @@ class FaultyMemoryStore(MemoryStore):
     Args:
         name: the name of the store; equal names mean the same store.
         session_timeout_seconds: the time from `disconnect` until the server ends the session.
-        clock: measures the session timeout, and gives the times of records. If a test sets the
-            clock, it must call `let_time_pass` afterwards.
+        clock: measures the session timeout, and gives the times of records. A test that sets the
+            clock must call `let_time_pass` afterwards.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FaultyMemoryStore(MemoryStore):
         self._outage: SessionMachine | None = None
         """The state machine of the session while the connection is cut; otherwise None."""
         self._server_deadline = float("inf")
-        """The time at which the server ends the session of a cut-off store."""
+        """The time at which the server ends the session after `disconnect`; else infinite."""
         self._alarm: asyncio.TimerHandle | None = None
         self._held: list[Commit] | None = None
 
@@ -116,7 +116,7 @@ class FaultyMemoryStore(MemoryStore):
             self._step(Tick())
 
     def hold_watches(self) -> None:
-        """Keep back events of the watches until `release_watches` delivers them in order."""
+        """Keep watch events until `release_watches` delivers these events in order."""
         self._held = [] if self._held is None else self._held
 
     def release_watches(self) -> None:
@@ -125,7 +125,7 @@ class FaultyMemoryStore(MemoryStore):
             self.deliver(commit)
 
     def deliver(self, commit: Commit) -> None:
-        """Pass a commit to the watches, unless the connection is cut or the watches are held."""
+        """Pass a commit to the watches, unless the connection is cut or events are held."""
         if self._outage is not None:
             return
         if self._held is not None:

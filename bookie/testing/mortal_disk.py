@@ -25,14 +25,14 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: if it was killed, and if it syncs files."""
+    """The state of one life of a bookie: `is_dead` after a kill, and `fsync` if it syncs files."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
         self.is_dead = False
 
     def require_alive(self) -> None:
-        """Raise an error if the bookie was killed, so that it changes nothing.
+        """Raise an error if the bookie was killed, so that a dead bookie changes nothing.
 
         Raises:
             OSError: the bookie was killed.

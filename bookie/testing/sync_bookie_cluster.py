@@ -1,4 +1,4 @@
-"""A cluster for tests that have no event loop; it runs in the event loop of `bookie.sync`."""
+"""A cluster for tests without an event loop; the cluster runs in the loop of `bookie.sync`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SyncBookieCluster(SyncHandle):
 def sync_cluster(
     bookies: int = 3, *, fsync: bool = True, directory: Path | None = None
 ) -> Iterator[SyncBookieCluster]:
-    """Run a new cluster for `bookie.sync`; arguments and promises are those of `cluster`."""
+    """Run a new cluster for `bookie.sync`, with the arguments and promises of `cluster`."""
     home = this_process.home()
     resident = Resident(home, cluster(bookies, fsync=fsync, directory=directory))
     running = resident.open()

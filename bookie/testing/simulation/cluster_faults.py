@@ -1,8 +1,8 @@
 """Faults of a simulated cluster; each fault begins, lasts some time, and is healed.
 
-The number of bookies that lose their data is limited. It must be smaller than the smallest ack
-quorum, because otherwise acknowledged entries may be lost. All other faults may happen at any time,
-in any number.
+The number of bookies that lose their data is limited. This number must be smaller than the smallest
+ack quorum, because otherwise acknowledged entries may be lost. All other faults may happen at any
+time, in any number.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ FAULTS = (
     "slow sync",
     "disk error",
 )
-"""Every kind of fault, each a method of `ClusterFaults`; a seed selects some kinds."""
+"""Every kind of fault; each kind is a method of `ClusterFaults`, and a run uses some kinds."""
 
 
 class ClusterFaults:
-    """The faults of one seed; `run` causes faults until cancelled, and `heal` ends them all."""
+    """The faults of one seed; `run` causes faults until cancelled, and `heal` ends all faults."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ClusterFaults:
         self._cut_power(await self._next_fenced(seconds))
 
     async def _blackout_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of all bookies shortly after one of them has answered a fence."""
+        """Cut the power of all bookies shortly after one bookie has answered a fence."""
         await self._next_fenced(seconds)
         self._cut_all_power(self.cluster.bookies)
 
@@ -261,7 +261,7 @@ class ClusterFaults:
             copy, wipes = bookie.left, bookie.wipes
         await asyncio.sleep(max(seconds, RESTART_SECONDS[-1][1]))
         if bookie.host in self._held or bookie.wipes != wipes:
-            # After a wipe the copy belongs to another bookie, whose start would always be refused.
+            # The copy has the identity from before the wipe, so its start would always be refused.
             return
         with self._hold(bookie):
             self.cluster.note(f"older state of {bookie.host}")

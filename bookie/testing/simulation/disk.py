@@ -65,7 +65,7 @@ class Inode:
         return Content(self.durable, self.base, self.pending, self.tables, self.earlier)
 
     def change(self, operation: Operation, *, forget: bool = False) -> None:
-        """Apply `operation` to the cache; with `forget`, a sync will not write it to the device."""
+        """Apply `operation` to the cache; with `forget`, no sync writes it to the device."""
         if isinstance(self._data, bytes):
             self._data = bytearray(self._data)
         apply(self._data, operation)
@@ -77,7 +77,7 @@ class Inode:
             self.pending = (*self.pending, operation)
 
     def on_device(self, operation: Operation) -> None:
-        """Apply `operation` only to the device; readers see it after the cache was dropped."""
+        """Apply `operation` only to the device; readers see the new bytes after `drop`."""
         durable = bytearray(self.durable)
         apply(durable, operation)
         self.durable = bytes(durable)
@@ -236,11 +236,11 @@ class SimulatedDisk:
     """Makes the calling thread wait for this number of seconds."""
     note: Callable[[str], None] = _nothing
     lied: Callable[[str], None] = _nothing
-    """Called when a write goes wrong without an error."""
+    """Called when a write is lost or corrupted without an error."""
     lands_in: Callable[[str], str] = str
     """Returns the file in which a misdirected write to a path ends up."""
     old_room: random.Random | None = None
-    """If set, reserved room contains older bytes; if None, it contains zeros."""
+    """If set, newly allocated space contains older bytes; if None, it contains zeros."""
     refused: int = 0
     """The number of calls for which the device had no room."""
     cold: Callable[[], bool] = bool
@@ -291,7 +291,7 @@ class SimulatedDisk:
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """Begin a call that only reads: raise an error or stall if a fault or `die` requires it."""
+        """Begin a call that only reads: raise an error or stall after `die` or for a fault."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -339,7 +339,7 @@ class SimulatedDisk:
         """Return the old bytes in newly allocated space, often of another or a deleted file.
 
         Bytes of the file `owner` are never used. An old block of the same file would look like a
-        misplaced write, which a start must not take for the result of a crash.
+        misplaced write, which the bookie must not accept as the result of a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
@@ -376,7 +376,7 @@ class SimulatedDisk:
         return found
 
     def commit(self, inode: Inode, tables: Tables) -> None:
-        """Make a state of a key-value store durable; a crash keeps all of it or nothing."""
+        """Make a new state of a key-value store durable; a crash keeps the new or the old state."""
         before = inode.pending
         inode.pending = (*before, TableCommit(tables))
         self.inside("commit", inode.path, inode.number)
@@ -387,7 +387,7 @@ class SimulatedDisk:
         inode.tables = tables
 
     def forgets(self, path: str, operation: Operation) -> None:
-        """Apply `operation` as damage to the device's bytes of a file, and drop its cache."""
+        """Apply `operation` as damage to a file's bytes on the device, and drop the file's cache."""
         inode = self.inode_of(path)
         inode.on_device(operation)
         inode.drop()

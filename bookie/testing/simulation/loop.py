@@ -12,12 +12,12 @@ mode      which lane runs next
 FIFO      the lane that waits longest, as in asyncio
 UNIFORM   any lane, each with the same probability
 PRIORITY  the lane with the highest random priority; at a few random steps the running lane gets
-          the lowest priority. This finds races that need few, but particular, changes of lane.
+          the lowest priority. This mode finds races that need few, but particular, changes of lane.
 ========  ====================================================================================
 
 The same seed gives the same order of steps in any process, because no step depends on memory
-addresses or on hashes of strings. `trace` is a checksum of all steps so far, with which runs can be
-compared.
+addresses or on hashes of strings. `trace` is a checksum of all steps so far; equal runs have equal
+checksums.
 
 Source: A randomized scheduler with probabilistic guarantees of finding bugs (Burckhardt et al.).
 """
@@ -41,10 +41,10 @@ _LANE: ContextVar[int] = ContextVar("lane", default=0)
 MAIN_LANE = 0
 
 PRIORITY_CHANGES = 12
-"""How often the running lane drops to the lowest priority, within `PRIORITY_SPAN` steps."""
+"""How often the running lane gets the lowest priority, within `PRIORITY_SPAN` steps."""
 PRIORITY_SPAN = 2000
 PRIORITY_STEPS_MAX = 64
-"""A lane with more steps in a row drops, so that an endless lane blocks no other lane."""
+"""After more steps in a row, a lane gets the lowest priority; so no lane blocks other lanes."""
 
 STEPS_MAX = 2_000_000
 """A run with more steps than this counts as endless."""
@@ -122,7 +122,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.trace = 0
         """A running checksum of all steps and of the texts passed to `note`."""
         self.unhandled: list[dict[str, Any]] = []
-        """The contexts of unhandled errors; `run` raises an AssertionError for the first."""
+        """The contexts of unhandled errors; `run` raises an AssertionError for the first error."""
 
     # --- for the simulation --------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._lanes
 
     def call_in_lane(self, lane: int, callback: Callable[..., object], *args: Any) -> None:
-        """Make ``callback(*args)`` ready in `lane`; it runs when the loop chooses this lane."""
+        """Make ``callback(*args)`` ready in `lane`, to run when the loop chooses this lane."""
         context = copy_context()
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
@@ -150,9 +150,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def step_other(self) -> bool:
         """Run one ready callback of another lane, within the running callback.
 
-        A simulated thread calls this within a system call, to simulate that the event loop
-        continues while the thread blocks. The method returns True if there was such a callback.
-        Within a task it does nothing, because a task does not block.
+        A simulated thread calls this method within a system call, to simulate that the event loop
+        continues while the thread blocks. The method returns True if it ran a callback. Within a
+        task, the method does nothing, because a task does not block.
         """
         candidates = [lane for lane in self._ready if lane not in self._entered]
         if not candidates or asyncio.current_task(self) is not None:
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         try:
             while not task.done():
                 self._turn()
-            # Callbacks that are ready would also run in a real loop before it stops.
+            # A real loop also runs its ready callbacks before it stops.
             for _ in range(1000):
                 if not self._ready:
                     break
@@ -243,7 +243,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _step(self, lane: int) -> None:
         handles = self._ready[lane]
         handle = handles.popleft()
-        # A lane with more callbacks moves behind the others: first come, first served.
+        # A lane with more callbacks moves behind the other lanes: first come, first served.
         del self._ready[lane]
         if handles:
             self._ready[lane] = handles
@@ -336,7 +336,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Remember an unhandled error; `run` raises an AssertionError for the first."""
+        """Remember an unhandled error; `run` raises an AssertionError for the first error."""
         self.unhandled.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:

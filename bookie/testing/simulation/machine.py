@@ -129,7 +129,7 @@ def settings_with(**changes: object) -> StorageSettings:
 
 
 def shared_metrics() -> Metrics:
-    """Return metrics shared by all machines, because creating them takes longer than a start."""
+    """Return metrics shared by all machines, because their creation takes longer than a start."""
     if not _metrics:
         _metrics.append(Metrics())
     return _metrics[0]

@@ -1,21 +1,21 @@
 """Images of a simulated file system, with changes that are not durable yet, and crashes.
 
 An `Image` is a frozen copy of a whole file system. For each file, an image has the bytes on the
-device (`durable`), and in order the operations since the last sync (`pending`). It also has the
-bytes of the page cache before these operations (`base`), which differ from `durable` only after a
-failed sync or a lost write. For each directory, an image has the durable names and the operations
+device (`durable`), and in order the operations since the last sync (`pending`). An image also has
+the bytes of the page cache before these operations (`base`), which differ from `durable` only after
+a failed sync or a lost write. For each directory, an image has the durable names and the operations
 since the last sync. Images share all unchanged parts, so that thousands of images are cheap.
 
 `power_cut` returns an image that may remain after a power loss, by these rules:
 
-* Of the unsynced operations on a file, any subset may have reached the device. A write may have
-  reached it only in part, in sectors of 512 bytes; the last sector may be torn.
+* Of the unsynced operations on a file, any subset may have reached the device. Of a write, only
+  some sectors of 512 bytes may have reached the device; the last sector may be torn.
 * A file may have its new size, although not all new bytes reached the device. The missing bytes are
   zeros, or garbage, mostly old bytes of other files.
 * A sync of a file makes its bytes and its size durable, but not its name.
 * Of the unsynced operations on names, either the first few took effect, as in a journaling file
-  system, or any subset. An operation that needs an earlier operation takes effect only together
-  with it.
+  system, or any subset. An operation that needs an earlier operation takes effect only if the
+  earlier operation took effect.
 
 After a *kill*, the page cache and all names survive.
 """
@@ -37,7 +37,7 @@ FORMER_MAX = 8
 
 
 class Table:
-    """The keys and values of one table of a store; they never change after their commit."""
+    """The keys and values of one table of a store; a committed table never changes."""
 
     __slots__ = ("_order", "rows")
 
@@ -77,7 +77,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """An unfinished commit of a key-value store; a crash keeps all of it or nothing."""
+    """An unfinished commit of a key-value store; a crash keeps the new or the old state."""
 
     tables: Tables
 
@@ -248,7 +248,7 @@ class Cut:
             yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: FileWrite) -> Iterator[Operation]:
-        """Yield some sectors of a write; their probability is random, but the same in one write."""
+        """Yield some sectors of a write; all its sectors have the same, random probability."""
         choose = self.choose
         share = choose.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         start = write.offset

@@ -1,4 +1,4 @@
-"""Replaces Python's random numbers and clocks, as far as bookie uses them, by seeded ones.
+"""Replaces the random numbers and clocks that bookie uses by seeded numbers and virtual time.
 
 Clients take jitter from `random`. Other code takes ids from `secrets`, `uuid` and the kernel, and
 times from `time`. Within `seeded_world`, all these values depend only on the seed and on virtual

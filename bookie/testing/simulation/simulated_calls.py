@@ -27,7 +27,9 @@ from bookie.testing.simulation.simulated_network import (
 )
 
 BACKOFF_SECONDS = (0.1, 1.0)
-"""First and longest time in which calls fail at once after a failed connect; it doubles."""
+"""The first and the longest time, in seconds, that calls fail at once after a failed connect; each
+failed connect doubles the time.
+"""
 
 
 def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
@@ -110,7 +112,7 @@ class SimulatedChannel:
         _Handshake(self, self.network, self._connect_timeout_seconds).begin()
 
     def connected(self, connection: Connection | None, reason: str = "") -> None:
-        """Start the waiting calls after a successful attempt to connect, or fail them."""
+        """Start the waiting calls after a successful attempt to connect, else fail these calls."""
         self._is_connecting = False
         waiting, self._waiting = self._waiting, []
         self._connection = connection
@@ -223,7 +225,7 @@ class ClientCall:
         return self._initial or ()
 
     async def details(self) -> str:
-        """Return the reason why the call failed; empty if it did not fail."""
+        """Return the reason why the call failed; empty if the call has not failed."""
         error = self._outcome
         return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
@@ -337,7 +339,7 @@ class ClientCall:
 
 
 class ServerCall:
-    """The server's side of one call; the handler gets it in place of gRPC's context."""
+    """The server's side of one call; the handler gets this object in place of gRPC's context."""
 
     def __init__(self, connection: Connection, client: ClientCall) -> None:
         self._connection = connection

@@ -90,7 +90,7 @@ _sources: list[Sources] = []
 
 
 def metrics_of(host: str) -> Metrics:
-    """Return the metrics of a host; all seeds use the same, because creating metrics is slow."""
+    """Return the metrics of a host; all seeds share them, because creating metrics is slow."""
     if host not in _metrics:
         _metrics[host] = Metrics()
     return _metrics[host]
@@ -125,7 +125,7 @@ class SimulatedSession(FaultyMemoryStore):
         if self._process.is_alive:
             await super().__aexit__()
             return
-        # The session ends when the server has waited for its whole timeout.
+        # The session ends when the server has waited for the whole session timeout.
         latest = self._clock.monotonic() + self.session_timeout_seconds
         self._server_deadline = min(self._server_deadline, latest)
         self._set_alarm(None)
@@ -264,7 +264,7 @@ class SimulatedBookie:
             return
         self._image_taken = True
         choose = self.cluster.choose
-        # The wall clock keeps its setting.
+        # The next life keeps the setting of the wall clock.
         seconds = self.machine.clock.started
         left = replace(self.machine.leaves(), lives=self.lives, seconds=seconds)
         self.left = left.after_power_cut(Cut(choose)) if power else left.after_kill(choose)
@@ -411,7 +411,7 @@ class SimulatedClient:
         self.bookkeeper: BookKeeper | None = None
 
     async def connect(self) -> BookKeeper:
-        """Connect the client; call this in a task of the client's process."""
+        """Connect the client; call this method in a task of the client's process."""
         assert PROCESS.get() is self.process
         self.cluster.live_processes[self.host] = self.process
         self.bookkeeper = BookKeeper(
@@ -464,7 +464,7 @@ class SimulatedCluster:
         self.sync_seconds = sync_seconds
         self.clock: Clock | None = None
         self.repair: RepairSettings | None = None
-        """The settings of the repair service of all bookies; None if there is none."""
+        """The settings of the repair service of all bookies; None if bookies do not repair."""
         self.slow_metadata = 0
         """The number of current faults that slow down the metadata store."""
         self.lost_replies = 0.0

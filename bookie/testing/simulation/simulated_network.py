@@ -8,7 +8,7 @@ fault              what happens
 =================  =================================================================================
 cut (one way)      messages wait and arrive late, after `heal`; a connection that is cut off for
                    longer than `KEEPALIVE_SECONDS` breaks at both ends
-reset              both ends notice the break, one of them later; requests in flight still take
+reset              both ends notice the break, one end later; requests in flight still take
                    effect, but their answers are lost
 late requests      the client notices a broken connection, but the server does not; requests in
                    flight arrive late, as from a kernel's buffers, while the client already uses a
@@ -55,7 +55,7 @@ class SimulatedProcess:
         self.is_alive = True
         self.connections: dict[Connection, None] = {}
         self.context = copy_context()
-        """The context for tasks that a caller outside of the process starts in it."""
+        """The context for tasks of this process that a caller outside of the process starts."""
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class Pipe:
 
 
 class Connection:
-    """A connection between two processes; if it breaks, it calls `on_broken` of its calls."""
+    """A connection between two processes; a break calls `on_broken` of each call on it."""
 
     def __init__(
         self, network: SimulatedNetwork, client: SimulatedProcess, server: SimulatedProcess
@@ -152,7 +152,7 @@ class Connection:
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
-        """True if the client has abandoned this connection, and calls `method` on a newer one."""
+        """True if the client left this connection, and calls `method` on a newer connection."""
         return not self.is_client_open and any(
             call.method == method
             for other in self.client.connections
@@ -220,7 +220,7 @@ class SimulatedNetwork:
         """The extra seconds of messages to or from each host; the largest number applies."""
         self.resets = 0
         self.late_adds = 0
-        """The number of add messages that arrived on an old connection despite a newer one."""
+        """The number of add messages that arrived on an old connection after a newer connection."""
         self.unexpected: list[BaseException] = []
         """Errors of call handlers in live processes."""
 
@@ -262,7 +262,7 @@ class SimulatedNetwork:
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:
-        """Hold back messages from `source` to `target` from now on."""
+        """From now on, delay messages from `source` to `target` until `heal`."""
         link = (source, target)
         self._cuts[link] = self._cuts.get(link, 0) + 1
         if self._cuts[link] == 1:
@@ -288,7 +288,7 @@ class SimulatedNetwork:
         return True
 
     def reset(self, host: str, other: str, connections: list[Connection]) -> int:
-        """Break those of `connections` that are between the two hosts; return their number."""
+        """Break each of `connections` between the two hosts; return the number of breaks."""
         found = [item for item in connections if item.hosts == {host, other}]
         for connection in found:
             connection.break_up("the connection was reset")

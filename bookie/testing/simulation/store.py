@@ -23,7 +23,7 @@ from bookie.testing.simulation.disk import Inode, SimulatedDisk, store_bytes
 from bookie.testing.simulation.platter import FileWrite, Table, Tables
 
 FIRST_PAGES = b"meta page of lmdb".ljust(8192, b"\x01")
-"""The bytes that represent LMDB's two meta pages; a file with other bytes there is not a store."""
+"""The bytes that represent LMDB's two meta pages; a file with other first bytes is not a store."""
 
 
 class SimulatedTransaction:

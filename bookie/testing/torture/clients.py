@@ -20,14 +20,14 @@ CURSOR = "consumer"
 GROUP = "members"
 MEMBERS = 2
 TURN_BATCHES_MAX = 30
-"""The largest number of batches that a consumer or group member reads before the next replaces
-it."""
+"""The largest number of batches that a consumer or group member reads before a new consumer or
+member takes its place."""
 
 _PAUSE_SECONDS = 0.1
 
 
 class TortureClients:
-    """The reading clients of one log, which record in `histories` the records that they get."""
+    """The reading clients of one log; `histories` gets all records that the clients receive."""
 
     def __init__(
         self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
@@ -140,7 +140,7 @@ def seen(record: LogRecord) -> Seen:
 
 
 async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
-    """Return all records of a partition; call this when all writers have ended."""
+    """Return all records of a partition, for a call after the end of all writers."""
     reader = await bk.log_reader(log, partition=partition)
     async with aclosing(reader.batches()) as batches:
         return [seen(record) async for batch in batches for record in batch]

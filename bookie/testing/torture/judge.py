@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 Seen = tuple[int, int]
-"""A record's offset and its producer's number; the number is -1 if no writer wrote its bytes."""
+"""A record's offset and its producer's number; -1 if no writer wrote the record's bytes."""
 
 EXAMPLES_MAX = 5
 """The largest number of examples in a finding."""

@@ -70,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a new current writer; when an earlier writer ends, no other replaces it."""
+        """Start a new current writer; the end of an earlier writer then starts no writer."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -103,7 +103,7 @@ class Lane:
 
     async def progress(self) -> None:
         """Wait until a record that is appended after this call is acknowledged."""
-        # Wait for two batches, because the first one may already be in flight.
+        # Wait for two batches, because the first batch may already be in flight.
         wanted = self.next_sequence + 2 * BATCH_MAX
         while self.next_sequence < wanted:
             self._acknowledged.clear()
@@ -112,18 +112,21 @@ class Lane:
     async def kill(self) -> None:
         """Kill the current writer, so that another writer is started."""
         if self._current is not None and self._current in self._running:
-            os.kill(self._current.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the writer has just ended by itself
+                os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Pause the current writer, start a new writer, resume the paused one, wait for its end."""
+        """Pause the current writer, start a new writer, resume the first writer until its end."""
         former = self._current
         if former is None or former not in self._running:
             return
-        os.kill(former.pid, signal.SIGSTOP)
         listening = self._running[former]
+        with suppress(ProcessLookupError):  # the writer has just ended by itself
+            os.kill(former.pid, signal.SIGSTOP)
         await self.start()
         await self.progress()
-        os.kill(former.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(former.pid, signal.SIGCONT)
         await asyncio.wait([listening])
 
     async def end(self) -> None:
@@ -190,7 +193,7 @@ class Torture:
     async def _linked(
         self, cluster: LocalCluster, tasks: asyncio.TaskGroup
     ) -> AsyncGenerator[None, None]:
-        """Put a relay in front of each bookie, and restart the bookies to register its port."""
+        """Put a relay before each bookie; restart all bookies to register the relays' ports."""
         try:
             for bookie in cluster.bookies:
                 link = NetworkLink(tasks)
@@ -290,7 +293,7 @@ class Torture:
     # ---- the end
 
     async def _come_to_rest(self, bk: BookKeeper, clients: TortureClients) -> None:
-        """End the writers, close and read the log, and wait until all clients have read it."""
+        """End the writers, close and read the log, and wait until all clients have read the log."""
         for lane in self._lanes:
             await lane.end()
         try:
