@@ -80,7 +80,7 @@ class BookieDirectory(Mirror[Registration]):
         return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
 
     def last_known(self, bookie_id: str) -> Registration | None:
-        """Return a bookie's current or last known registration; None if it has none."""
+        """Return a bookie's current or last known registration; None if there is none."""
         return self._last_known.get(bookie_id)
 
     def incarnation(self, bookie_id: str) -> str:

@@ -26,7 +26,7 @@ from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Names of top-level records; each cluster has at least one of these records all its life."""
+"""Names of top-level records; at every moment, a cluster has at least one of these records."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64

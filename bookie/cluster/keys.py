@@ -90,7 +90,7 @@ OWN = frozenset(
         "security",
     }
 )
-"""The first segments of all keys of a cluster; other keys in the scope do not belong to it."""
+"""The first segments of a cluster's keys; other keys in the scope do not belong to the cluster."""
 
 
 def cookie(bookie_id: str) -> str:

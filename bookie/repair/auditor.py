@@ -60,7 +60,7 @@ ROUND_SECONDS = 1.0
 SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
 """Seconds between surveys while bookies are gone; doubled after a survey that finds nothing."""
 REST = 20.0
-"""A pause after a survey or a count is this many times as long as the survey or the count."""
+"""A pause after a survey or a count is this many times as long as that work, within limits."""
 HISTORY_SECONDS = 3600.0
 """The time, in seconds, between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
@@ -417,7 +417,7 @@ class _Marking:
         )
 
     async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
-        """Mark a ledger; with `again`, rewrite an equal mark, so that a running repair notices."""
+        """Mark a ledger; with `again`, rewrite an equal mark, which a running repair notices."""
         with suppress(NewerFormatError):  # workers of the newer version handle the mark
             found = await self._marks.find(ledger_id)
             if again or found is None or not replicas <= set(found.replicas):

@@ -119,7 +119,7 @@ class ListedBookie:
             self._pages = pages
 
     async def row(self, ledger_id: int) -> LedgerRow | None:
-        """Return the bookie's row of a ledger; call this with ascending ids."""
+        """Return the bookie's row of a ledger; call this method with ascending ids."""
         while True:
             while self._at < len(self._rows):
                 row = self._rows[self._at]
@@ -263,7 +263,7 @@ class CopyComparison:
                 try:
                     metadata = (await self._ledgers.read(ledger_id)).value
                 except NoSuchLedgerError:
-                    return  # deleted since it was listed
+                    return  # the ledger was deleted after the listing
                 missing = {one.bookie_id: await one.compare(metadata) for one in bookies}
             lacking = {bookie_id for bookie_id, count in missing.items() if count}
             if lacking:
@@ -288,7 +288,7 @@ async def listed_bookies(
     async with AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # The task group does not get an error of the block, because it would wrap the error.
+        # The task group gets no error of the block, because the group would wrap the error.
         stack.push_async_callback(tasks.__aexit__, None, None, None)
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):

@@ -62,7 +62,7 @@ LOOKS_OF_A_GRACE = 10
 LISTINGS_OF_A_GRACE = 4
 """The number of listings of the ledgers during one grace period."""
 REST = 20.0
-"""A pause is at least this number of times as long as the listing before it."""
+"""A pause is at least this number of times as long as the listing before the pause."""
 UNSEEN_SECONDS_MAX = 60.0
 """The largest part, in seconds, of a pause between two `look` calls that counts for a grace."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
@@ -81,10 +81,10 @@ class _OpenLedger:
     """True once this auditor may have set the ledger IN_RECOVERY; then the auditor finishes the
     recovery even if the writer returns."""
     pauses: Backoff | None = field(default=None, repr=False)
-    """Set after the first failure."""
+    """The pauses between recoveries; None before the first failure."""
     not_before: float = -math.inf
     tried_at: float = -math.inf
-    """The end of the last recovery."""
+    """The time at which the last recovery ended."""
 
 
 class OpenLedgers:
@@ -211,7 +211,7 @@ class OpenLedgers:
         }
         async for failure in self._failures.all():
             if failure.outcome == NOT_RECOVERED and failure.ledger_id not in self._found:
-                await self._failures.remove(failure.ledger_id)  # closed, or its writer is back
+                await self._failures.remove(failure.ledger_id)  # closed, or the writer is back
 
     # ---- recovery
 
@@ -260,7 +260,7 @@ class OpenLedgers:
             registered = client.directory.all()
             if reason := await find_unnamed_entries(client.pool, registered, found.value):
                 raise LedgerRecoveryError(reason)
-            one.is_taken = True  # a write that is not answered may take effect
+            one.is_taken = True  # a write without an answer may take effect
             if found.value.state is LedgerState.OPEN:
                 try:
                     found = await self._take(found)

@@ -5,10 +5,10 @@ For each bookie that a mark names:
 ============================ =====================================================================
 the bookie                   what happens
 ============================ =====================================================================
-is lost, leaving or vacant   `ReplicaMove` replaces it in all fragments whose entries no longer
-                             change
-is registered                `ReplicaFill` copies its missing and damaged entries to it
-is away                      nothing, until it comes back or the auditor declares it lost
+is lost, leaving or vacant   `ReplicaMove` replaces the bookie in all fragments whose entries no
+                             longer change
+is registered                `ReplicaFill` copies missing and damaged entries to the bookie
+is away                      nothing, until the bookie comes back or is declared lost
 ============================ =====================================================================
 
 When all bookies of the mark are repaired, the replicator removes the mark. If a repair fails, the

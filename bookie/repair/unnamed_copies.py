@@ -61,10 +61,10 @@ from bookie.telemetry import event_log
 READS_AT_ONCE = 16
 ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
 ROUNDS_PER_GRACE = 10.0
-"""The pause after a round is the grace period divided by this, within `ROUND_SECONDS_MIN` and
+"""The pause after a round is the grace period divided by this number, from `ROUND_SECONDS_MIN` to
 `ROUND_SECONDS_MAX`."""
 REST, REST_SECONDS_MAX = 20.0, 3600.0
-"""A pause is at least `REST` times as long as the round before it, up to `REST_SECONDS_MAX`."""
+"""A pause is at least `REST` times as long as the last round, up to `REST_SECONDS_MAX`."""
 
 _log = event_log(__name__)
 

@@ -84,7 +84,8 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
     Raises:
         ConfigurationError: a listener is unprotected, and ``security.allow_plaintext`` is not set.
-        CannotStartError: such a listener's host name has no address now; a later start may succeed.
+        CannotStartError: the host name of an unprotected listener has no address now; a later start
+            may succeed.
     """
     exposed = exposed_listeners(settings, listeners)
     if exposed and not settings.security.allow_plaintext:

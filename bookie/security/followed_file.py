@@ -13,7 +13,7 @@ from bookie.errors import ConfigurationError
 from bookie.telemetry import event_log
 
 LOOK_SECONDS = 1.0
-"""The shortest time between two checks of the files. A check costs one call of stat a file."""
+"""The shortest time between two checks of the files. A check costs one call of stat per file."""
 
 _T = TypeVar("_T")
 Stamp: TypeAlias = tuple[tuple[int, ...], ...]

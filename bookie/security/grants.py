@@ -31,7 +31,7 @@ class GrantScope:
 
     first_ledger_id: int = 0
     last_ledger_id: int = MAX_ID
-    """Inclusive."""
+    """The last ledger id of the range; the range includes this id."""
     log: str = ""
     """A log as ``<namespace>/<name>``, which may end in ``*``; if empty, only the ids decide."""
 

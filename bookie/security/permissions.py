@@ -27,7 +27,7 @@ KNOWN_LOGS_MAX: Final = 65536
 """The greatest number of ledgers whose log is remembered."""
 
 KNOWN_LEDGERS_MAX: Final = 4096
-"""The most remembered decisions of a principal; each has 130 bytes, and takes 2 µs or more."""
+"""The most remembered decisions of a principal; each takes 130 bytes, and 2 µs or more to make."""
 
 LOOK_UPS_LATER_MAX: Final = 256
 """The greatest number of background look-ups, including look-ups that wait for a place."""
@@ -36,7 +36,7 @@ LOOK_UPS_MAX: Final = 16
 """The greatest number of concurrent look-ups, so that requests cannot overload the store."""
 
 LOOK_UPS_EACH_MAX: Final = 4
-"""The greatest number of concurrent look-ups of one principal; the rest is for other principals."""
+"""The most concurrent look-ups of one principal, so that look-ups of other principals can run."""
 
 LOOK_UP_SECONDS_MAX: Final = 2.0
 """The longest time, in seconds, that a request waits for a look-up; the later adds of the request's

@@ -109,8 +109,8 @@ class RateAccounts:
 
     Args:
         limits: the rates of every account.
-        accounts_max: the greatest number of accounts. Before one more account is made, the least
-            recently used account is dropped, even if the level of a bucket is negative.
+        accounts_max: the greatest number of accounts. At this number, a new account replaces the
+            least recently used account, even if the level of a bucket is negative.
     """
 
     def __init__(self, limits: RateLimits, accounts_max: int = ACCOUNTS_MAX) -> None:

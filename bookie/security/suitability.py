@@ -51,7 +51,7 @@ def faults_of(settings: SecuritySettings, host: str = "") -> Mapping[str, str]:
         client.check_hostname = False
         found |= _named(_meet(server, client, host), host)
     if SERVER in found:
-        # The server checks the client's certificate only after the client accepts the server's.
+        # The server checks the client's certificate only if the client accepts the server's one.
         client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
         found |= _named(_meet(server, client, host), host)
     return found

@@ -39,7 +39,7 @@ class TokenFile:
         )
 
     def refresh(self) -> bool:
-        """Load a changed token, checked at most once a second; return True if it is used now."""
+        """Load a changed token, checked at most once a second; True if a new token is used."""
         return self._file.refresh()
 
     def authorization(self) -> str:

@@ -44,7 +44,7 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_ID = re.compile(r"[A-Za-z0-9._~+/=:-]{1,128}")
 
 
-class TokenRefused(ValueError):  # noqa: N818 (an outcome that every stranger causes, not a fault)
+class TokenRefused(ValueError):  # noqa: N818 (every stranger can cause this error)
     """The token is invalid; ``str(error)`` gives the reason, and never contains the token."""
 
 
@@ -299,7 +299,7 @@ def _key_for(key_id: object, by_id: Mapping[str, TokenKey]) -> TokenKey:
 
 
 def _moment(claims: Mapping[str, Any], name: str) -> float | None:
-    """Return the time in the claim `name`, in seconds since 1970; None if it is missing."""
+    """Return the time in the claim `name`, in seconds since 1970; None if the claim is missing."""
     value = claims.get(name)
     if value is None:
         return None

@@ -71,7 +71,7 @@ def _unfit_kind(certificate: object) -> str:
 
 
 def certificate_fault(pem: bytes) -> str:
-    """Return the reason why a file has no usable certificate, for an error text; empty if none."""
+    """Return why a file has no usable certificate, for an error text; empty if usable."""
     from cryptography import x509
 
     if b"CERTIFICATE-----" not in pem:
@@ -88,7 +88,7 @@ def certificate_fault(pem: bytes) -> str:
 
 
 def key_fault(pem: bytes) -> str:
-    """Return the reason why a file has no usable key, for an error text; empty if none."""
+    """Return why a file has no usable key, for an error text; empty if usable."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if b"PRIVATE KEY-----" not in pem:

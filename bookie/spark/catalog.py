@@ -72,10 +72,10 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the table's options in the columns' metadata; {} if `schema` is not a whole table.
+    """Return the table's options in the columns' metadata; {} if `schema` lacks table columns.
 
-    If a user selects some columns of a table and writes them elsewhere, the table's options have no
-    effect.
+    If a user selects some columns of a table and writes these columns elsewhere, the table's
+    options have no effect.
     """
     texts = {one.metadata.get(CARRIED, "") for one in schema}
     if len(texts) != 1 or not (text := texts.pop()):

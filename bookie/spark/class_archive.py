@@ -32,7 +32,7 @@ def archive_path() -> Path:
     """Return the path of the archive for this installation of Spark.
 
     The path is in the user's cache directory. Other users must not be able to write to the archive,
-    because Java runs its classes.
+    because Java runs the classes in the archive.
     """
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     installation = hashlib.sha256(str(pyspark.__path__).encode()).hexdigest()[:12]
@@ -40,7 +40,7 @@ def archive_path() -> Path:
 
 
 def reading_options() -> list[str]:
-    """Return Java's options to read the archive; [] if it cannot be used.
+    """Return Java's options to read the archive; [] if the archive is unusable.
 
     The archive cannot be used if it is missing, if another user owns the file or its directory or
     may write there, or if its path contains a space.

@@ -21,7 +21,7 @@ def cores(spark: SparkSession) -> int:
     """
     try:
         return spark.sparkContext.defaultParallelism
-    except Exception:  # noqa: BLE001  (Connect raises one of several kinds)
+    except Exception:  # noqa: BLE001  (Spark Connect raises errors of several types)
         return 2
 
 

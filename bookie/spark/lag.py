@@ -24,7 +24,7 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
     """Return the lag of a query, from ``query.lastProgress``; None if the lag is not known yet.
 
     `progress` is a ``StreamingQueryProgress`` or its dict; `source` is the number of the source in
-    the query. The numbers have the same names and meanings as those of Spark's source for Kafka.
+    the query. The numbers have the same names and meanings as in Spark's source for Kafka.
     """
     given = json.loads(progress.json) if hasattr(progress, "json") else progress
     if not given:

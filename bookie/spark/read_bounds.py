@@ -9,7 +9,7 @@ option                  values                           meaning
                                                          JSON: by log and partition
 ``endingOffsets``       ``latest``, JSON                 batch only; the read ends before the record
                                                          at the offset
-``endingTimestamp``     as above                         batch only; the read ends before the first
+``endingTimestamp``     ms since 1970, ISO 8601, JSON    batch only; the read ends before the first
                                                          record of this time or later
 ======================= ================================ ===========================================
 

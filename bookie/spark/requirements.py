@@ -1,4 +1,4 @@
-"""The libraries of Spark that this package needs."""
+"""Checks that the Spark libraries that this package needs are installed."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Surveys:
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
     missing: Mapping[str, NoSuchLogError] = field(default_factory=dict)
-    """The error of each missing log, by name. A log that matches a pattern was just deleted."""
+    """The error of each missing log, by name. With a pattern, a missing log was just deleted."""
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
@@ -230,7 +230,7 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _checked(log: str) -> str:
-    """Return a log's name in the cluster's spelling.
+    """Check a log's name, and return it without the default namespace.
 
     Raises:
         BadRequestError: `log` is not a valid log name.

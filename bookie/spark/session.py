@@ -133,7 +133,7 @@ def _python_of_workers(is_local: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # A later session may have workers on other machines, which lack the script.
+        # A later session may have workers on other machines, which do not have the script.
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
@@ -152,8 +152,8 @@ def local_python() -> str:
     user's ``PYTHONPATH``. Each process of a job would compile the modules in the zip again, and a
     job starts about ten processes, one after another. Without the zip, a job needs 4 to 6 s less
     processor time. Spark has no setting for these first parts of the path, so the script removes
-    them. In one phase of a job, the path has these parts twice, and the script removes both. The
-    script is deleted at the end of this process.
+    these parts. In one phase of a job, the path has these parts twice, and the script removes both.
+    The script is deleted at the end of this process.
 
     If scripts in the directory of temporary files cannot run, the result is the path of this
     Python.

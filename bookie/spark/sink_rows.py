@@ -1,7 +1,8 @@
 """Converts Arrow batches to payloads of log records, mostly without Python code for each row.
 
 Arrow joins the parts of all records in C. Two cases need Python code for each row. Headers are
-encoded in Python. And in a log of several partitions, the CRC32C of each key chooses the partition.
+encoded in Python. In a log of several partitions, Python computes the CRC32C of each key, which
+chooses the partition.
 """
 
 from __future__ import annotations

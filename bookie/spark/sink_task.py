@@ -41,7 +41,7 @@ PIECE_ROWS = 4096
 """The most rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""The most value bytes of a piece of rows; with the headers, a piece fits into one batch."""
+"""The most value bytes of a piece of rows; with record headers, a piece fits into one batch."""
 
 TASK_RANGES_MAX = 256
 """The most ranges that a task writes at the same time. Each range has an open ledger."""
@@ -54,8 +54,8 @@ def find_log(
 ) -> LogDefinition:
     """Return the definition of a transactional log; if `creates` is set, create a missing log.
 
-    `partitions` is the number of partitions of a created log; None leaves the number to the log's
-    policy.
+    `partitions` is the number of partitions of a created log; if None, the log's policy decides the
+    number.
 
     Raises:
         NoSuchLogError: the log does not exist, and `creates` is not set.

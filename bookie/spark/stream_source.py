@@ -236,7 +236,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _await_records(self, look: Look) -> None:
         """Wait for a new record of a known log, at most `POLL_SECONDS` and until `_due_at`.
 
-        This method does not wait for new logs; `_look` finds them.
+        This method does not wait for new logs; `_look` finds new logs.
         """
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
@@ -285,7 +285,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
-        """Return the offsets in `at`, except those of logs that were deleted or created again.
+        """Return the offsets in `at`, without logs that were deleted or created again.
 
         The result includes the offsets of logs that the options no longer select. If the options
         select a log again later, the query continues at the log's offset in `at`.

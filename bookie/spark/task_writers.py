@@ -116,7 +116,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer and ignore errors; after an error, the ledger is open until a sweep."""
+    """Close a writer and ignore errors; after an error, the writer's ledger stays open."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 

@@ -107,7 +107,7 @@ def writes_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """From now on, log uncaught exceptions, also of threads and destructors; print none.
+    """From now on, log uncaught exceptions, also of threads and destructors, without a print.
 
     Only the daemon calls this function, after `configure_logging`. Event loops already report
     uncaught exceptions to `logging`.

@@ -81,7 +81,7 @@ class Metrics:
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
     change at every request are `FastCounter` or `FastHistogram` objects, which only the event
-    loop's thread may change. Names of metrics have the prefix ``bookie_`` and end in the unit.
+    loop's thread may change. Names of metrics have the prefix ``bookie_``, and end in a unit.
     The values of each label come from a fixed set, so labels never name ledgers or clients.
     """
 

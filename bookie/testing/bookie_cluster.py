@@ -49,7 +49,7 @@ class BookieCluster:
         return tuple(one.bookie_id for one in self._lives)
 
     def is_running(self, number: int) -> bool:
-        """True between the start of the bookie and its end, even while it is paused."""
+        """True between the start of the bookie and its end, even during a pause."""
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
@@ -61,7 +61,7 @@ class BookieCluster:
 
         The bookie's connections are reset and it sends no more answers. The bookie's memory is
         lost; the bytes in its files stay, even without a sync. The bookie's session and
-        registration end at once; after a real SIGKILL they would last until the session timeout.
+        registration end at once; after a real SIGKILL, both last until the session timeout.
         """
         await self._at(number).kill()
 
@@ -83,7 +83,7 @@ class BookieCluster:
         """Make a bookie hang, like SIGSTOP for less than the session timeout.
 
         Connections stay open but silent, and the bookie stays registered. During the pause, the
-        bookie may still store entries that it has received. Its answers arrive after `resume`.
+        bookie may still store entries that it has received. The answers arrive after `resume`.
         """
         self._at(number).pause()
 

@@ -73,4 +73,4 @@ class NetworkLink:
             await self._flows.wait()
             writer.write(data)
             await writer.drain()
-        raise ConnectionResetError  # this ends the other direction, too
+        raise ConnectionResetError  # the error also ends the other direction

@@ -31,7 +31,7 @@ class SyncBookieCluster(SyncHandle):
     bookie_ids: Shown[tuple[str, ...]] = shown(BookieCluster.bookie_ids)
 
     def is_running(self, number: int) -> bool:
-        """True between the start of the bookie and its end, even while it is paused."""
+        """True between the start of the bookie and its end, even during a pause."""
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:

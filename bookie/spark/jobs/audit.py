@@ -1,4 +1,4 @@
-"""Audit: read every copy of every entry from the bookie that has it, and verify its digest.
+"""Audit: read every copy of every entry from its bookie, and verify the copy's digest.
 
 The verdicts (see `bookie.ledger.copies.replica_audit`) are written as Parquet below the report's
 directory. The counts in a report are computed from these files. An audit fences no ledger and
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 from bookie.ledger.copies.replica_audit import DAMAGE
 from bookie.spark.collecting import collected
@@ -25,7 +25,7 @@ VERDICTS = "verdicts"
 """The name of the verdicts' directory, below the report's directory."""
 
 DAMAGED_ROWS_SHOWN = 50
-"""The most verdicts other than ``ok`` on the page; the Parquet files have all of them."""
+"""The most verdicts other than ``ok`` on the page; the Parquet files have all verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class AuditSummary:
 
     @property
     def is_complete(self) -> bool:
-        """True if no bookie was unreachable, so that every copy was judged."""
+        """True if every bookie answered, so that every copy was judged."""
         return not any(one.verdict == "unreachable" for one in self.counts)
 
     @property
     def is_whole(self) -> bool:
-        """True if every copy was judged, and none is damaged."""
+        """True if every copy was judged, and no copy is damaged."""
         return self.is_complete and not self.has_damage
 
     @property

@@ -8,7 +8,7 @@ run. All runs of an export must use the same log, checkpoint and target: see
 
 The format of the values decides the columns of the export. Rows whose value does not fit the schema
 are written below ``quarantine``, with all columns of the log and the original bytes of the value.
-Their additional column ``reason`` says why the value does not fit.
+The additional column ``reason`` of these rows says why the value does not fit.
 
 ====== ====================================================================================
 format columns
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bookie.errors import BadRequestError

@@ -11,10 +11,10 @@ in the target has only records whose offsets the checkpoint names for this batch
 ================ ====================== ===========================================================
 mark of target   mark of checkpoint     what happens
 ================ ====================== ===========================================================
-exists           the same id            the export goes on, if the log is the same
+exists           the same id            the export continues, if the log is the same
 exists           another, or none       refused
 none             exists                 begins if the checkpoint was never started; else refused
-none             none                   begins if both are new; goes on if they belong together
+none             none                   begins if both are new; or continues, if proven
 ================ ====================== ===========================================================
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 from bookie.errors import BadRequestError
 from bookie.spark.jobs.marks import (
@@ -55,7 +55,7 @@ class WrittenOffsets:
 
 
 def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
-    """Mark the target and the checkpoint of an export, or check that they have the export's marks.
+    """Mark the target and the checkpoint of an export, or check the marks that exist.
 
     The checkpoint is marked before the target, so the checkpoint of a marked target always has a
     mark.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from bookie.spark.jobs.ingest_plan import HEADER, IngestPlan
@@ -148,7 +148,7 @@ def _partition_columns(
 
 
 def header_problem(names: Sequence[str], partitions: Sequence[str], plan: IngestPlan) -> str | None:
-    """Return the reason why a file with these columns is refused; None if it is accepted."""
+    """Return the reason why a file with these columns is refused; None if not."""
     folded = [name.lower() for name in (*names, *partitions)]
     for name in names:
         if not name:
@@ -174,7 +174,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """Return the files grouped by header; omit files without a line, because they have no rows."""
+    """Return the files grouped by header; omit files without a line, which have no rows."""
     found: dict[tuple[str, ...], list[str]] = {}
     options = {**source.plan.reading(), "header": "false"}
     for some in _alike(source, paths):
@@ -246,7 +246,7 @@ def _csv_reader(source: _Source) -> DataFrameReader:
 
 def _refused_csv(source: _Source, paths: Sequence[str], problem: str) -> DataFrame:
     """Return the rows of files with a wrong header as bad rows, each with its text in the file."""
-    # A row of several columns does not fit into one column, so Spark reports its text as corrupt.
+    # A row of several columns does not fit into one column, so Spark reports the row as corrupt.
     fields = [StructField("__bookie_only", StringType()), StructField(CORRUPT, StringType())]
     frame = _csv_reader(source).schema(source.schema(fields)).csv(list(paths))
     raw = F.coalesce(quoted(CORRUPT), F.col("__bookie_only"), F.lit(""))

@@ -1,8 +1,8 @@
 """Marks: small files in the target and the checkpoint of a job, which name the job.
 
 Spark does not check that a target or a checkpoint belongs to a job. If a job used another job's
-target directory, it would replace the other job's batches. If a job used another job's checkpoint,
-it would omit the rows that the other job has read. So a job marks its directories before it writes
+target directory, the job would replace the other job's batches. With another job's checkpoint, a
+job would omit the rows that the other job has read. So a job marks its directories before it writes
 a row, and refuses directories with another job's mark.
 
 A mark is one line of JSON in a file below ``_bookie``. Spark's readers ignore names that begin with
@@ -187,7 +187,7 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the offset in a file of Spark's offsets; None unless it has exactly one offset.
+    """Return the offset in a file of Spark's offsets; None if there is not exactly one.
 
     A file for one source has three lines: a version, data about the batch, and the offset as JSON.
     """

@@ -23,7 +23,7 @@ from functools import reduce
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 from bookie.errors import BadRequestError
 from bookie.log.catalog.logs import LogName
@@ -47,7 +47,7 @@ OURS = "__bookie_"
 SKIPPED = "skipped"
 """The kind of rows that are only counted: neither published nor put into quarantine."""
 TOO_LARGE = "too large"
-"""The kind of rows that are larger than any record may be."""
+"""The kind of rows that are too large for a record."""
 
 ON_BAD = ("fail", "quarantine")
 """The choices for a kind of bad rows."""
@@ -162,7 +162,7 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
     Args:
         row: the columns of the sink.
         size_bytes_max: the largest size of a record.
-        may_be_late: True if the rows have timestamps, so that a record may need `LATE_BYTES` more.
+        may_be_late: True if the rows have timestamps, so a record may need `LATE_BYTES` more bytes.
     """
     fixed = PLAIN_HEADER_BYTES + (LATE_BYTES if may_be_late else 0)
     size = F.lit(fixed) + F.coalesce(F.length(row["value"]), F.lit(0))
@@ -296,7 +296,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Write the counts of a batch to a file, from which `run_moves` reads them."""
+    """Write the counts of a batch to a file, from which `run_moves` reads the counts."""
     counts = dict(zip(_COUNTS, (rows, quarantined, skipped), strict=True))
     small_files(spark).write(_note(target, batch), json.dumps(counts), replaces=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 CORRUPT = "_corrupt_record"
@@ -99,7 +99,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """Return the reason why a text is not an exact decimal of type `kind`; null if it is one."""
+    """Return the reason why a text is no exact decimal of type `kind`; null if it is exact."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 from bookie.ledger.copies.replica_audit import REPAIRABLE
 from bookie.ledger.copies.replica_plan import merged

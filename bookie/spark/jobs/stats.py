@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
 
 from bookie.spark.collecting import collected
 from bookie.spark.jobs import pictures
@@ -72,7 +72,7 @@ class ClusterStats:
 
     @property
     def skew(self) -> float:
-        """Return the bytes of the fullest bookie divided by the bookies' mean; 1 if equal."""
+        """Return the bytes of the fullest bookie divided by the mean; 1 if all are equally full."""
         return skew_of([one.stored_bytes for one in self.bookies])
 
     @property

@@ -27,7 +27,7 @@ ITEMS_AT_ONCE = 512
 
 @dataclass
 class RowsPartition(InputPartition):
-    """The rows that one task returns; they were listed when the query was planned."""
+    """The rows that one task returns; the rows were listed when the query was planned."""
 
     rows: list[Row]
 

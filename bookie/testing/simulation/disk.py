@@ -387,7 +387,7 @@ class SimulatedDisk:
         inode.tables = tables
 
     def forgets(self, path: str, operation: Operation) -> None:
-        """Apply `operation` as damage to a file's bytes on the device, and drop the file's cache."""
+        """Apply `operation` as damage to a file's bytes on the device; drop the file's cache."""
         inode = self.inode_of(path)
         inode.on_device(operation)
         inode.drop()

@@ -84,8 +84,8 @@ def seeded_world(
 ) -> Iterator[LoopClock]:
     """Replace randomness, clocks, channels and metadata sessions for the duration of the block.
 
-    Python's garbage collector is off during the block, because it would destroy objects at random
-    moments.
+    Python's garbage collector is off during the block, because the collector would destroy objects
+    at random moments.
     """
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)

@@ -445,7 +445,7 @@ class ServerCall:
             pass
         except asyncio.CancelledError:
             self._down.send(("error", (grpc.StatusCode.CANCELLED, "the call was cancelled")))
-        except Exception as error:  # noqa: BLE001  (as gRPC answers what a handler raises)
+        except Exception as error:  # noqa: BLE001  (gRPC also answers any error of a handler)
             if self._connection.server.is_alive:
                 self._network.unexpected.append(error)
             self._down.send(("error", (grpc.StatusCode.UNKNOWN, str(error))))

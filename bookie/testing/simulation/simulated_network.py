@@ -220,7 +220,7 @@ class SimulatedNetwork:
         """The extra seconds of messages to or from each host; the largest number applies."""
         self.resets = 0
         self.late_adds = 0
-        """The number of add messages that arrived on an old connection after a newer connection."""
+        """The number of adds that arrived on an old connection after a newer connection began."""
         self.unexpected: list[BaseException] = []
         """Errors of call handlers in live processes."""
 

@@ -140,7 +140,7 @@ def seen(record: LogRecord) -> Seen:
 
 
 async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
-    """Return all records of a partition, for a call after the end of all writers."""
+    """Return all records of a partition; all writers must have ended before this call."""
     reader = await bk.log_reader(log, partition=partition)
     async with aclosing(reader.batches()) as batches:
         return [seen(record) async for batch in batches for record in batch]

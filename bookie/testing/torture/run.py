@@ -70,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a new current writer; the end of an earlier writer then starts no writer."""
+        """Start a new current writer; only the end of the current writer starts another writer."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -116,7 +116,7 @@ class Lane:
                 os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Pause the current writer, start a new writer, resume the first writer until its end."""
+        """Pause the current writer, start a new one, resume the paused writer, wait for its end."""
         former = self._current
         if former is None or former not in self._running:
             return
@@ -193,7 +193,7 @@ class Torture:
     async def _linked(
         self, cluster: LocalCluster, tasks: asyncio.TaskGroup
     ) -> AsyncGenerator[None, None]:
-        """Put a relay before each bookie; restart all bookies to register the relays' ports."""
+        """Put a relay before each bookie; restart the bookies to register the relays' ports."""
         try:
             for bookie in cluster.bookies:
                 link = NetworkLink(tasks)
@@ -281,7 +281,7 @@ class Torture:
         """Wait until every bookie is registered, then for new acknowledgements of each writer."""
         try:
             async with asyncio.timeout(WHOLE_SECONDS_MAX):
-                while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (there is no event for it)
+                while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (no event reports this)
                     await asyncio.sleep(0.05)
                 for lane in self._lanes:
                     await lane.progress()
@@ -302,7 +302,7 @@ class Torture:
                     self.outcome.owners = sum(map(log.epoch, log.partitions))
                 for number, lane in enumerate(self._lanes):
                     lane.history.log = await read_all(bk, LOG, number)
-                while clients.behind():  # noqa: ASYNC110  (there is no event for it)
+                while clients.behind():  # noqa: ASYNC110  (no event reports this)
                     await asyncio.sleep(0.05)
         except TimeoutError:
             self.outcome.findings.append(
