@@ -60,7 +60,7 @@ class SparkOptions:
         text = self.take(name, *aliases)
         if text is None:
             return None
-        if not text.strip().isdigit() or int(text) < least:
+        if not text.strip().isdecimal() or int(text) < least:
             raise BadRequestError(f"the option {name} is a number from {least} on, not {text!r}")
         return int(text)
 
@@ -71,7 +71,7 @@ class SparkOptions:
             return None
         number = text.strip().rstrip("bBiIkKmMgG")
         unit = _BYTE_UNITS.get(text.strip()[len(number) :].lower())
-        if not number.strip().isdigit() or unit is None or int(number) < 1:
+        if not number.strip().isdecimal() or unit is None or int(number) < 1:
             raise BadRequestError(f"the option {name} is a size such as 64m, not {text!r}")
         return int(number) * unit
 
@@ -82,7 +82,7 @@ class SparkOptions:
             return None
         number = text.strip().rstrip("msinhdMSINHD")
         unit = _SECOND_UNITS.get(text.strip()[len(number) :].lower())
-        if not number.strip().isdigit() or unit is None or int(number) < 1:
+        if not number.strip().isdecimal() or unit is None or int(number) < 1:
             raise BadRequestError(f"the option {name} is a time such as 30s or 15m, not {text!r}")
         return int(number) * unit
 

@@ -225,7 +225,8 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
             raise wrong
         if not all(type(one) is int and one >= 0 for one in numbers):
             raise wrong
-        found[_checked(log)] = tuple(sorted(set(numbers)))
+        name = _checked(log)  # `orders` and `default/orders` are one log
+        found[name] = tuple(sorted({*numbers, *found.get(name, ())}))
     return found
 
 

@@ -19,6 +19,7 @@ from bookie.env import SystemClock
 from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError, LogExistsError, NoSuchLogError
 from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition
+from bookie.log.catalog.logs import LogName
 from bookie.log.publish.publisher import RecordBounds
 from bookie.log.publish.range_writer import PendingRange
 from bookie.log.record.log_record import greatest_timestamp_ms
@@ -41,7 +42,7 @@ PIECE_ROWS = 4096
 """The most rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""The most value bytes of a piece of rows; with record headers, a piece fits into one batch."""
+"""The approximate value bytes of a piece of rows; with record headers, most fit into a batch."""
 
 TASK_RANGES_MAX = 256
 """The most ranges that a task writes at the same time. Each range has an open ledger."""
@@ -117,7 +118,9 @@ class SinkTask:
             return
         rows = read_rows(batch, self._settings.columns)
         named = by_log(rows) if self._settings.log is None else [(self._settings.log, rows)]
-        for log, some in named:
+        for given, some in named:
+            # `orders` and `default/orders` are one log, which takes each batch only once.
+            log = str(LogName.parse(given))
             partitions = self._definition(log).partitions
             turn = self._turn % partitions
             for partition, those in some.groups(choose_partitions(some, partitions, turn)):

@@ -59,6 +59,6 @@ def take_table(options: SparkOptions) -> TableOptions | None:
 def _ids(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     last = last if dash else first
-    if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise BadRequestError(f"the option ledgers is ids and ranges such as 1,2,10-20, not {text}")
     return int(first), int(last)

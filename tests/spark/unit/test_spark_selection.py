@@ -32,6 +32,11 @@ def test_a_log_is_found_by_each_of_its_names() -> None:
     assert selected(log=" orders ") == selected(logs="default/orders") == LogSelection(("orders",))
 
 
+def test_partitions_of_two_names_of_a_log_are_all_selected() -> None:
+    found = selected(partitions='{"orders": [2], "default/orders": [0]}')
+    assert found == LogSelection(("orders",), partitions={"orders": (0, 2)})
+
+
 def test_ledgers_are_ids_and_ranges() -> None:
     assert parse_ledgers("7, 1,10-20") == ((1, 1), (7, 7), (10, 20))
     found = selected(ledgers="1,10-20")

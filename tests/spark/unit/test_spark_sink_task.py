@@ -85,6 +85,14 @@ def test_rows_without_keys_go_to_partitions_in_turn(
     assert found == [(0, 2), (1, 2), (2, 4)]
 
 
+def test_two_spellings_of_a_name_are_one_log(bk: SyncBookKeeper, writers: TaskWriters) -> None:
+    """Otherwise the log would drop the second range of the batch as published before."""
+    written = attempt(bk, writers, rows(("1", "a"), ("2", "default/a"), ("3", "a")))
+    assert list(written) == ["a"]
+    publish(bk, 0, written)
+    assert sorted(values(bk, "a")) == ["1", "2", "3"]
+
+
 def test_what_a_failed_attempt_wrote_is_in_no_range(
     bk: SyncBookKeeper, writers: TaskWriters
 ) -> None:
