@@ -1,7 +1,7 @@
-"""Lets Spark find ``format("bookkeeper")`` by itself: it looks for packages named ``pyspark_…``.
+"""Lets Spark find ``format("bookkeeper")``: Spark looks for packages named ``pyspark_…``.
 
-Spark imports every such package before it uses any source in Python. So an error here would break
-other people's sources. What is wrong is told by the first use of this source instead.
+Spark imports every such package before Spark uses any source in Python. So an error at the import
+would break the sources of other packages. Instead, the first use of this source raises the error.
 """
 
 from bookie.errors import ConfigurationError
@@ -18,7 +18,7 @@ except (ConfigurationError, ImportError) as error:
     _problem = str(error)
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
-        """Stands in for a source that cannot be loaded, and says why."""
+        """Replaces a source that cannot be loaded; the constructor raises the reason."""
 
         def __init__(self, options: dict[str, str]) -> None:
             super().__init__(options)

@@ -64,7 +64,7 @@ REST = 20.0
 HISTORY_SECONDS = 3600.0
 """The time, in seconds, between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
-"""The time between two counts of the marks, in seconds."""
+"""The shortest time between two counts of the marks, in seconds."""
 
 MARKS_AT_ONCE = 64
 ANSWER_SECONDS = 10.0

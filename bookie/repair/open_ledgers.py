@@ -57,7 +57,7 @@ RECOVERED = "recovered"
 """The outcome of a successful recovery in metrics; the other outcome is `NOT_RECOVERED`."""
 
 LOOK_SECONDS_MAX = 10.0
-"""The longest time between two listings of the writers' records, in seconds."""
+"""The longest pause, in seconds, between two fast listings of the writers' records."""
 LOOKS_OF_A_GRACE = 10
 LISTINGS_OF_A_GRACE = 4
 """The number of listings of the ledgers during one grace period."""

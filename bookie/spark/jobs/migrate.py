@@ -156,7 +156,7 @@ def _fatal(plan: MigratePlan, target: MoveTarget) -> dict[str, str]:
 
 def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> DataFrame:
     """Return the records in the form of `bookie.spark.jobs.moving.judged`."""
-    topics = [one.strip() for one in plan.topics.split(",")]
+    topics = [one.strip() for one in plan.topics.split(",") if one.strip()]
     to = {topic: target.log or topic for topic in topics}
     bounds = bounds_of(target, sorted(set(to.values())))
     now_ms = SystemClock().now_ms()

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from bookie.ledger.copies.replica_audit import unreadable
 from bookie.ledger.copies.replica_plan import AuditItem, pack_items
 from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.catalog.logs import LogName
 from bookie.spark.tables import rows
 from bookie.spark.tables.columns import table_schema
 from bookie.spark.tables.options import TableOptions
@@ -130,7 +131,8 @@ def _cursors(options: TableOptions) -> Iterator[Row]:
 def _history(options: TableOptions) -> Iterator[Row]:
     assert options.log is not None
     maintenance = options.connection.client().maintenance()
-    yield from rows.history_rows(options.log, maintenance.history(options.log))
+    name = str(LogName.parse(options.log))  # the form that all other tables use
+    yield from rows.history_rows(name, maintenance.history(name))
 
 
 _LISTINGS: dict[str, Callable[[TableOptions], Iterator[Row]]] = {
