@@ -53,8 +53,8 @@ class ClusterSettings:
         """Set several settings; if one of them is refused, set none.
 
         Raises:
-            ConfigurationError: a setting is unknown, or cannot be a cluster setting. Also raised if
-                a value is wrong, or contradicts another cluster setting or a default.
+            ConfigurationError: a setting is unknown, or cannot be a cluster setting. The error also
+                means that a value is wrong, or contradicts another cluster setting or a default.
             FormatError: a record of an earlier setting is not text; remove it with `unset`.
         """
         while True:
@@ -70,8 +70,8 @@ class ClusterSettings:
         Without a cluster setting, bookies use their own values or the defaults.
 
         Raises:
-            ConfigurationError: one of the settings is not set. Also raised if valid settings would
-                contradict each other or a default after the removal.
+            ConfigurationError: one of the settings is not set. The error also means that valid
+                settings would contradict each other or a default after the removal.
         """
         wanted = sorted(set(names))
         while True:

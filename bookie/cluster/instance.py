@@ -54,9 +54,9 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     Raises:
         LayoutExistsError: the scope already holds a cluster; nothing was changed.
         ClusterInUseError: records of a former cluster remain, so ledger ids could be used again.
-            Also raised if this scope contains another cluster's scope, or lies inside it. After
-            ClusterInUseError, no record of the new cluster remains. If two clusters, one inside the
-            other, are created at the same time, at most one remains.
+            The error is also raised if one cluster's scope would lie inside another cluster's
+            scope. After ClusterInUseError, no record of the new cluster remains. If two clusters,
+            one inside the other, are created at the same time, at most one cluster remains.
         BadRequestError: the layout is unknown.
     """
     instance_id = str(uuid.uuid4())

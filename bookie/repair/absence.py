@@ -33,7 +33,7 @@ class BookieAbsence:
         self._since: dict[str, float] = {}
         self._looked_at = math.inf
         self._split_since: float | None = None
-        """The time since which every call of `look` saw too many bookies away; else None."""
+        """The time since which each `look` found too many bookies away; None if few are away."""
 
     def look(
         self,

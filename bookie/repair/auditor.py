@@ -180,7 +180,7 @@ class Auditor:
                 seconds = ROUND_SECONDS
             except MetadataClosedError:
                 raise
-            except Exception as error:  # noqa: BLE001  (a fault in here must not end all repair)
+            except Exception as error:  # noqa: BLE001  (an error here must not end all repair)
                 _log.warning("audit_interrupted", reason=self._worker.reason_of(error))
                 seconds = pauses.next()
             await asyncio.sleep(seconds)
@@ -258,7 +258,7 @@ class Auditor:
         age = (self._worker.clock.now_ms() - last) / 1000
         self._worker.metrics.repair_audit_age_seconds.set(max(0.0, age))
         interval = self._worker.settings().audit_interval_seconds
-        # A time in the future comes from a wrong clock, here or in another process.
+        # A time in the future comes from a wrong clock, of this process or another process.
         return age > interval or age < -interval
 
     # ---- surveys
@@ -310,7 +310,7 @@ class Auditor:
             self._audit_at = began + took + rest
         _tell_of("audit", report, gone, took)
         if not report.silent:
-            # If somebody asked for another audit meanwhile, `version` is old and nothing is set.
+            # If somebody asked for another audit during this audit, `version` is old: set nothing.
             await self._worker.marks.set_checked_ms(
                 AUDIT, self._worker.clock.now_ms(), version=version
             )

@@ -137,7 +137,7 @@ class ListedBookie:
         """
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
-            row = None  # the row of another ledger with this id; older bookies send no tag
+            row = None  # another ledger had this id; older bookies send no tag
         if self.problem:
             return False
         if row is not None and row.limbo:

@@ -22,7 +22,7 @@ The auditor's surveys are rare and may take long. So this module lists the ledge
 
 The auditor reads the writers' records, lists ledgers and recovers ledgers concurrently, so none of
 these tasks delays another task. Ledgers whose last recovery failed come after all other ledgers.
-Such ledgers use at most half of the places for concurrent recoveries.
+These failed ledgers use at most half of the places for concurrent recoveries.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class OpenLedgers:
         """`_running` has the ledgers under recovery by this process; each end sets `_ended`."""
 
     async def look(self) -> None:
-        """If a look is due, list the writers' records, and note the writers without a record.
+        """If a listing of the writers' records is due, note the writers without a record.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -142,8 +142,8 @@ class OpenLedgers:
     async def work(self, tasks: asyncio.TaskGroup) -> None:
         """Start recoveries of the ledgers whose writer is gone, each as a task of `tasks`.
 
-        The method waits for free places. It returns when all recoveries have begun, when repair is
-        disabled, or when a ledger whose last recovery failed finds no free place.
+        The method waits for free places. The method returns when all recoveries have begun, when
+        repair is disabled, or when a ledger whose last recovery failed finds no free place.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -235,7 +235,7 @@ class OpenLedgers:
                 is_over = await self._recover(ledger_id, one)
         except MetadataClosedError:
             raise
-        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+        except Exception as error:  # noqa: BLE001  (one ledger's error must not stop all repair)
             await self._note_failure(ledger_id, one, error)
             return
         if is_over:
@@ -247,7 +247,7 @@ class OpenLedgers:
         """Recover a locked ledger; return True if this process need not recover the ledger again.
 
         The result is False if the ledger changed during the call, or if its writer has a record
-        again. In this case, the writer's grace period begins anew.
+        again. A result of False means that the writer's grace period begins again.
 
         Raises:
             LedgerRecoveryError: the ledger's last entry cannot be determined.

@@ -176,7 +176,7 @@ class Rebalance:
                 await marks.release(ledger_id)
         except MetadataError:
             raise
-        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+        except Exception as error:  # noqa: BLE001  (one ledger's error must not stop all repair)
             detail = str(error)
             if not isinstance(error, BookieError):
                 detail = f"{type(error).__name__}: {error}"

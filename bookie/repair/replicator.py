@@ -328,7 +328,7 @@ class Replicator:
                 self._history.note(ledger_id, outcomes, self._worker.clock.monotonic() - began)
         except MetadataClosedError:
             raise
-        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+        except Exception as error:  # noqa: BLE001  (one ledger's error must not stop all repair)
             seconds = self._worker.clock.monotonic() - began
             await self._note_error(ledger_id, error, seconds)
 
@@ -367,8 +367,8 @@ class Replicator:
     async def _passes(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
         """Repair a locked ledger in passes; return the outcomes of all passes.
 
-        If an audit marks the ledger again during a pass, another pass follows. This pass reads only
-        the windows of entries that were last read before the new mark.
+        If an audit marks the ledger again during a pass, another pass follows. The next pass reads
+        only the windows of entries that were last read before the new mark.
         """
         marks = self._worker.marks
         watch = FillWatch(lambda: marks.follow_mark(ledger_id, lock), -1)

@@ -76,7 +76,7 @@ async def keep_repairing(
         running = asyncio.get_running_loop().create_task(attempt())
         try:
             await running
-        except Exception as error:  # noqa: BLE001  (a fault in here must not end the bookie)
+        except Exception as error:  # noqa: BLE001  (an error here must not end the bookie)
             first = _first(error)
             if isinstance(first, BookieError):
                 _log.warning("repair_stopped", reason=str(first))

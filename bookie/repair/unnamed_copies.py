@@ -1,6 +1,6 @@
 """Removes a bookie's copies of ledgers whose metadata no longer names the bookie.
 
-Such *unnamed* copies remain after a move, after a rebalance, and on a bookie that returns after its
+*Unnamed* copies remain after a move, after a rebalance, and on a bookie that returns after its
 copies moved. Removing copies that are needed loses data. So the bookie removes its copies of a
 ledger only if all these conditions hold:
 
@@ -17,7 +17,7 @@ ledger only if all these conditions hold:
 5. `find_lack` proves that the ledger is closed, and that every member of every write set lists each
    of its entries. Without this proof, a newcomer could remove the only copy after the metadata was
    restored to a state before a move.
-6. This bookie knows no stored or confirmed entry after the ledger's last entry. Such an entry may
+6. This bookie knows no stored or confirmed entry after the ledger's last entry. A later entry may
    mean that a recovery closed the ledger too early, for example after a restore of an old backup.
    An entry that was never acknowledged also prevents the removal, because the bookie cannot
    distinguish it from an acknowledged entry.
@@ -111,7 +111,7 @@ class Reclaimer:
                     pauses.reset()
                 except MetadataClosedError:
                     raise
-                except Exception as error:  # noqa: BLE001  (a fault in here must not end all repair)
+                except Exception as error:  # noqa: BLE001  (an error here must not end all repair)
                     reason = self._worker.reason_of(error)
                     _log.warning("reclaim_interrupted", reason=reason)
                     seconds = pauses.next()
@@ -213,7 +213,7 @@ class Reclaimer:
             return False  # garbage collection deletes the copies
         except MetadataError:
             raise
-        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+        except Exception as error:  # noqa: BLE001  (one ledger's error must not stop all repair)
             reason = self._worker.reason_of(error, ledger_id=ledger_id)
             _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=reason)
             return False
@@ -221,7 +221,7 @@ class Reclaimer:
     async def _may_end(self, ledger_id: int) -> bool:
         """Return False if the ledger is not closed, or a member did not answer in this round.
 
-        This check needs no lock and asks no bookie.
+        The method needs no lock and asks no bookie.
         """
         metadata = await self._read(ledger_id)
         return metadata is not None and metadata.is_closed and not self._is_silent(metadata)

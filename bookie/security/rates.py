@@ -6,10 +6,10 @@ of a ledger is the namespace of its log; a ledger of no log has no namespace. Ea
 namespace has three token buckets: for added bytes, for read bytes, and for requests. A full bucket
 holds the tokens of one second.
 
-A request of any size is admitted if none of its buckets is empty. Then the whole request is charged
-to its buckets, so the level of a bucket may become negative. Thus a message may be larger than a
-full bucket. The error for a refused request contains the time until its buckets are no longer
-empty.
+A request of any size is admitted if none of its buckets is empty. An admitted request is charged
+to its buckets as a whole, so the level of a bucket may become negative. So a message may be larger
+than a full bucket. The error for a refused request contains the time until its buckets are no
+longer empty.
 
 Requests of a recovery are not limited. If the bookie requires roles, requests of repair and of
 admins are not limited either; without roles, a bookie cannot recognize such requests. A ledger that

@@ -1,6 +1,6 @@
 """Verifies tokens: a token names its caller, and a key that the bookie trusts has signed the token.
 
-A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). Its ``kid`` names a key of the
+A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). The ``kid`` names a key of the
 bookie; a token without ``kid`` is accepted if the bookie has only one key. The key determines the
 algorithm: EdDSA for a key on Ed25519, HS256 for a shared secret. A token with another algorithm in
 ``alg`` is refused. So an attacker can neither omit the signature, nor use a public key as an HS256

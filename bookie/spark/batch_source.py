@@ -79,8 +79,8 @@ def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets
     A partition that is not in `start` is read from offset 0.
 
     Raises:
-        LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set. Also
-            raised if records are truncated during the call.
+        LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set. The
+            error is also raised if records are truncated during the call.
     """
     spans = {}
     for (log, partition), last in sorted(end.items()):

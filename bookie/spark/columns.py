@@ -39,7 +39,7 @@ BATCH_ROWS, BATCH_BYTES = 16384, 4 << 20
 """The most rows and bytes of an Arrow batch; larger batches are slower."""
 
 LARGE_BYTES = BATCH_BYTES // 4
-"""A batch of this many bytes or more is not joined with others, because joining copies bytes."""
+"""A batch of so many bytes or more is not joined with other batches: joining copies the bytes."""
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])

@@ -1,7 +1,7 @@
 """Divide a read into few large tasks of about the same size.
 
-Spark needs about 50 ms for each task, so a task should have at least a second of work. But if there
-are too few tasks, cores are idle.
+Spark needs about 50 ms for each task, so a task should have at least a second of work. With too few
+tasks, however, cores are idle.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def distinct_headers(headers: Column) -> Column:
     """Return the headers with nulls replaced by empty values, and with numbers in repeated names.
 
     A second header ``NAME`` becomes ``NAME#2``, and so on. If a header is already called
-    ``NAME#2``, two names are still equal.
+    ``NAME#2``, two names are equal, and the record is bad.
     """
 
     def renamed(header: Column, at: Column) -> Column:

@@ -20,7 +20,7 @@ from bookie.spark.tables.options import TableOptions
 from bookie.spark.tables.rows import Row
 
 ROWS_OF_A_PARTITION = 20_000
-"""The rows that one task converts to Arrow; the start of a task takes as long as the conversion."""
+"""The number of rows that one task converts to Arrow; a task's start takes about as long."""
 
 ITEMS_AT_ONCE = 512
 """The most items of an audit whose verdicts are sent in one batch."""

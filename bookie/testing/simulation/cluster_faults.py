@@ -28,7 +28,7 @@ from bookie.testing.simulation.simulated_cluster import (
 from bookie.testing.simulation.simulated_network import LATE_SECONDS, PROCESS, SimulatedProcess
 
 RESTART_SECONDS = ((0.05, 0.3), (0.1, 4.0), (0.1, 4.0))
-"""Ranges of seconds until a bookie starts again; the first range means almost at once."""
+"""Ranges of seconds until a bookie starts again; with the first range, almost at once."""
 
 LOST_SHARE = 0.4
 """The share of transactions whose replies are lost while this fault of the metadata store lasts."""
@@ -155,7 +155,7 @@ class ClusterFaults:
             bookie.kill(power=True)
 
     async def _power_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of a bookie shortly after it has answered a fence."""
+        """Cut the power of a bookie shortly after the bookie has answered a fence."""
         self._cut_power(await self._next_fenced(seconds))
 
     async def _blackout_after_a_fence(self, seconds: float) -> None:
@@ -164,7 +164,7 @@ class ClusterFaults:
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait until a bookie has answered a fence, and then until the answer may have arrived."""
+        """Wait until a bookie has answered a fence, then until the client may have the answer."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):

@@ -54,9 +54,9 @@ def simulate(
 ) -> SimulationOutcome[T]:
     """Run `workload` with a client of a simulated cluster, in virtual time, so waits take no time.
 
-    While the workload runs, faults happen for `fault_seconds`. Then all faults are healed, and no
-    new faults happen. The same arguments give the same run in any process, if the workload depends
-    on nothing but its client and the virtual time: see docs/testing-your-code.md.
+    While the workload runs, faults happen for `fault_seconds`. After that time, all faults are
+    healed, and no new faults happen. The same arguments give the same run in any process, if the
+    workload depends on nothing but its client and the virtual time: see docs/testing-your-code.md.
 
     Call this function from the main thread, while no other code of the process uses `bookie`.
     During the run, the clocks, randomness and channels of `bookie` are simulated.

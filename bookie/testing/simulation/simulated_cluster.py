@@ -351,7 +351,7 @@ class SimulatedBookie:
                         await self._stop.wait()
                     except asyncio.CancelledError:
                         if started.engine.failure is not None:
-                            # Here the daemon ends its process, before any tasks finish.
+                            # The daemon would end its process now, before any tasks finish.
                             self._leave_image()
                         raise
                     self.is_serving = False

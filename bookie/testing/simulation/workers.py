@@ -3,8 +3,8 @@
 Each thread is a lane of the loop. In each disk call (`pause`), callbacks of other lanes may run
 before the call continues, as with real threads; the seed decides. For example, the engine accepts
 adds between the write and the sync of a block, or the journal continues during an index
-transaction. Such calls are nested: a call continues only after all calls that began within it have
-ended. Results of a thread reach the event loop in order, some at once and others later.
+transaction. Disk calls are nested: a call continues only after all calls that began during the call
+have ended. Results of a thread reach the event loop in order, some at once and others later.
 """
 
 from __future__ import annotations
