@@ -217,7 +217,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "files of two renewals are taken together",
         "bookie/security/followed_file.py",
-        "                return False  # a file changed meanwhile\n",
+        "                return False  # a file changed while the files were loaded\n",
         "                pass\n",
         (f"{_FILES}::test_files_that_change_while_they_are_read",),
         "gRPC would get a certificate, and HTTP the key of another one.",

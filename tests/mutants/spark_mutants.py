@@ -21,7 +21,7 @@ SPARK_MUTANTS = (
     Mutant(
         "a batch that came again keeps its ledgers",
         "bookie/spark/sink_publishing.py",
-        "        with suppress(BookieError):  # a sweep deletes them later\n"
+        "        with suppress(BookieError):  # a sweep deletes the ledgers later\n"
         "            publisher.abort(ranges)\n",
         "",
         (f"{PUBLISHING}a_batch_of_many_tasks_is_published_whole_and_once",),
