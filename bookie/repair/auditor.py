@@ -12,8 +12,8 @@ The auditor also recovers open ledgers whose writer is gone (`OpenLedgers`).
 A *survey* checks all ledgers. The auditor makes a survey when it begins, and when a bookie is lost
 or leaves. The auditor also makes a survey when a bookie comes back, has another incarnation, or has
 its cookie added or deleted. While bookies are lost or leaving, the auditor also makes surveys
-periodically. A survey reads how many entries each copy has, and lists the entries of a copy that has
-too few entries.
+periodically. A survey reads how many entries each copy has, and lists the entries of a copy that
+has too few entries.
 
 An *audit* is a survey that lists every entry of every copy. An audit may take hours, so it runs
 concurrently with other surveys, at a long interval. If a bookie does not answer, the audit is
