@@ -5,8 +5,8 @@
     spark.read.format("bookkeeper").option("metadata", "etcd://…").option("log", "orders").load()
 
 Spark calls the source and the sink in several processes: the driver's script, planners, the runner
-of a stream, and workers. An import of the package starts no thread and no client. Each process makes
-one client (`bookie.sync.shared_client`) at the first use.
+of a stream, and workers. An import of the package starts no thread and no client. Each process
+makes one client (`bookie.sync.shared_client`) at the first use.
 
 | module | content |
 |---|---|
