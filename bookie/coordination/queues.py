@@ -33,6 +33,7 @@ from bookie.env.checked import checked
 from bookie.errors import (
     BadVersionError,
     LockLostError,
+    MetadataClosedError,
     MetadataUnavailableError,
     NoSuchKeyError,
     OperationTimeoutError,
@@ -131,6 +132,10 @@ class Taken:
                 await self._participant.finish(self._give_back())
             except (SessionLostError, MetadataUnavailableError):
                 self._participant.spawn_if_open(self._participant.insist(self._give_back))
+            except MetadataClosedError:
+                # The participant does no more work, but its session may go on.
+                with suppress(MetadataClosedError, MetadataUnavailableError, SessionLostError):
+                    await self._give_back()
 
     async def _give_back(self) -> None:
         with suppress(NoSuchKeyError, BadVersionError):

@@ -16,7 +16,7 @@ The caller registers the bookie last, so that clients find it only when its answ
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -134,23 +134,30 @@ async def _settle_doubts(
     found = own.comparison
     if found.store_went_back:
         # Record the doubt first, because the increase of the number removes the evidence.
-        await collector.doubt_store(found.store_went_back)
+        reason = found.store_went_back
+        await _even_if_full(directories, lambda: collector.doubt_store(reason))
     if found.older:
         _log.error("older_state", reason=found.older)
     if not (found.older or _is_suspect(engine.verdict, own)):
         # A store that went back in time may have an old incarnation.
         await own.advance(renew=bool(found.store_went_back))
         return
-    try:
-        await engine.set_verdict(INTEGRITY_SUSPECT)
-    except DiskFullError:
-        # A doubt must be durable even on a full device.
-        directories.release_reserve()
-        await engine.set_verdict(INTEGRITY_SUSPECT)
+    await _even_if_full(directories, lambda: engine.set_verdict(INTEGRITY_SUSPECT))
     await own.advance(renew=True, is_in_doubt=True)
     _log.info("incarnation_renewed", incarnation=own.incarnation)
     if not await put_ledgers_in_limbo(engine, ledgers, bookie_id):
         await own.advance(is_in_doubt=False)
+
+
+async def _even_if_full(
+    directories: Directories, record: Callable[[], Coroutine[None, None, None]]
+) -> None:
+    """Record a doubt, which must be durable even on a full device; the device has a reserve."""
+    try:
+        await record()
+    except DiskFullError:
+        directories.release_reserve()
+        await record()
 
 
 @asynccontextmanager

@@ -178,7 +178,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
-        return SyncIterator(pump, chain.from_iterable(pump))
+        return SyncIterator(pump, chain.from_iterable)
 
     async def _log_batches(
         self, name: str, partition: int | None, place: ReaderKeywords

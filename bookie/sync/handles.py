@@ -44,7 +44,7 @@ class SyncHandle:
     ) -> SyncIterator[T]:
         """Return an iterator over an async generator. About `ahead` items are read in advance."""
         pump = self._pump(source, ahead, timeout)
-        return SyncIterator(pump, pump)
+        return SyncIterator(pump, iter)
 
     def _pump(self, source: AsyncIterator[T], ahead: int, timeout: float | None) -> Pump[T]:
         check_timeout(timeout)
@@ -130,7 +130,7 @@ class SyncReader(SyncHandle):
         """Yield entries in order. The loop reads whole batches; see `ReaderHandle.read`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         pump = self._pump(source, BATCHES_AHEAD, timeout)
-        return SyncIterator(pump, chain.from_iterable(pump))
+        return SyncIterator(pump, chain.from_iterable)
 
     def read_batches(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -148,11 +148,16 @@ class SyncIterator(Iterator[T], Closing):
     The iteration ends with `close`, at the end of a `with` block, or when the iterator is garbage
     collected. The event loop then cancels the generator. If an item takes longer than the timeout,
     `next` raises OperationTimeoutError; the caller can then continue the iteration.
+
+    Args:
+        pump: reads the generator.
+        items_of: returns the items of the pump, such as the records of its batches.
     """
 
-    def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:
+    def __init__(self, pump: Pump[Any], items_of: Callable[[Pump[Any]], Iterator[T]]) -> None:
         self._pump = pump
-        self._items = items
+        self._items_of = items_of
+        self._items = items_of(pump)
 
     def __del__(self) -> None:
         pump: Pump[Any] | None = getattr(self, "_pump", None)
@@ -160,7 +165,14 @@ class SyncIterator(Iterator[T], Closing):
             pump.cancel()
 
     def __next__(self) -> T:
-        return next(self._items)
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except BaseException:
+            # After an error, such as a timeout or Ctrl-C, `itertools.chain` would end for good.
+            self._items = self._items_of(self._pump)
+            raise
 
     def close(self) -> None:
         """Cancel the generator and end the iteration; a second call does nothing."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from bookie.coordination.participant import Participant
 from bookie.coordination.queues import Queue, Taken
 from bookie.errors import (
     LockLostError,
@@ -78,6 +79,21 @@ async def test_an_item_that_failed_is_somebody_elses(client: Client) -> None:
     async with await queue.take() as again, await queue.take() as second:
         assert (again.value, second.value) == (b"1", b"2")
     assert await queue.size() == 0
+
+
+async def test_an_item_that_failed_late_is_somebody_elses(new_client: NewClient) -> None:
+    """The consumer has left its context meanwhile, but its session goes on."""
+    first, second = await new_client(), await new_client()
+    async with Participant(first.session) as participant:
+        queue = Queue(participant, "/queue")
+        await queue.put(b"1")
+        taken = await queue.take()
+    with pytest.raises(ZeroDivisionError):
+        async with taken:
+            raise ZeroDivisionError
+    await second.session.sync()
+    async with await Queue(second.participant, "/queue").take(timeout_seconds=20) as again:
+        assert again.value == b"1"
 
 
 async def test_the_items_of_the_dead_come_back(backend: Backend, new_client: NewClient) -> None:

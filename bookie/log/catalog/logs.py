@@ -219,6 +219,12 @@ class LogManager:
             return None
         return Versioned(decoded(decode_log_definition, record), record.version)
 
+    async def is_being_deleted(self, name: LogName, log_id: str) -> bool:
+        """True if the log with this id still has the name, and is marked as deleted."""
+        await self._store.sync()
+        found = await self.find(name)
+        return found is not None and found.value.is_deleted and found.value.log_id == log_id
+
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[LogName]:
         """List the logs of all namespaces or of one `namespace`, sorted within each namespace.
 

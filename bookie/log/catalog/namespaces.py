@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from bookie.cluster import keys
 from bookie.errors import (
@@ -156,12 +157,19 @@ class NamespaceManager:
             assert stat is not None
             return Versioned(policy, stat.version)
 
-    async def clear_log_policy(self, namespace: str, log: str) -> None:
-        """Remove the policy that a log itself sets, if the log has such a policy."""
-        try:
-            await self._store.delete(_log_key(namespace, log))
-        except NoSuchKeyError:
-            return
+    async def log_policy_version(self, namespace: str, log: str) -> int | None:
+        """Return the version of the policy that a log itself sets; None without such a policy."""
+        record = await self._store.get(_log_key(namespace, log))
+        return None if record is None else record.version
+
+    async def clear_log_policy(self, namespace: str, log: str, version: int | None = None) -> None:
+        """Remove the policy that a log itself sets, if the log has such a policy.
+
+        Raises:
+            BadVersionError: `version` is given, and the policy has another version.
+        """
+        with suppress(NoSuchKeyError):
+            await self._store.delete(_log_key(namespace, log), version=version)
 
 
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 
 from bookie.env import gather
-from bookie.errors import BookieError, LogExistsError, NoSuchLedgerError
+from bookie.errors import BadVersionError, BookieError, LogExistsError, NoSuchLedgerError
 from bookie.log.catalog.log_metadata import LogDefinition, LogHead
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
@@ -35,11 +35,24 @@ async def delete_log(client: LogClient, name: LogName) -> None:
     definition = await client.logs.mark_deleted(name)
     for number in range(definition.partitions):
         await _delete_ledgers(client, LogPartition(name, number), definition)
-    # A later log of this name must not inherit the policy.
-    await client.namespaces.clear_log_policy(name.namespace, name.log)
+    await _clear_policy(client, name, definition.log_id)
     with suppress(LogExistsError):  # another process removed the log, and a new log has the name
         await client.logs.remove(name)
     _log.info("log_deleted", log=str(name), log_id=definition.log_id)
+
+
+async def _clear_policy(client: LogClient, name: LogName, log_id: str) -> None:
+    """Remove the policy of the log, which a later log of this name must not inherit.
+
+    If another process has completed the deletion, the policy may be that of a later log. So the
+    version of the policy is read first, and only the policy of this version is removed.
+    """
+    namespace, log = name.namespace, name.log
+    while (version := await client.namespaces.log_policy_version(namespace, log)) is not None:
+        if not await client.logs.is_being_deleted(name, log_id):
+            return
+        with suppress(BadVersionError):
+            await client.namespaces.clear_log_policy(namespace, log, version)
 
 
 async def _delete_ledgers(

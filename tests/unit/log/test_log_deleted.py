@@ -10,6 +10,8 @@ import pytest
 
 from bookie.api import BookKeeper
 from bookie.errors import NoSuchLogError
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.log.read.reader import LogReader
 from bookie.log.record.log_record import LogRecord
 
@@ -110,3 +112,20 @@ async def test_an_owner_appends_nothing_into_nothing(bk: BookKeeper, anew: bool)
         async with bk.open_log("orders") as log:
             assert (await log.append(b"first")).offset == 0
             assert log.epoch() > owner.epoch(), "a fencing token of the former log would pass"
+
+
+async def test_a_deletion_that_another_has_completed_spares_a_later_policy(
+    bk: BookKeeper, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name may belong to a later log by then."""
+    read_version = NamespaceManager.log_policy_version
+
+    async def completed_meanwhile(self: NamespaceManager, namespace: str, name: str) -> int | None:
+        monkeypatch.undo()
+        await bk.delete_log(log)
+        await bk.create_log(log, policy=LogPolicy(retention_seconds=60))
+        return await read_version(self, namespace, name)
+
+    monkeypatch.setattr(NamespaceManager, "log_policy_version", completed_meanwhile)
+    await bk.delete_log(log)
+    assert (await bk.log_status(log)).policy.retention_seconds == 60

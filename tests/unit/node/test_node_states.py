@@ -31,6 +31,7 @@ from bookie.metadata.versioned import Versioned
 from bookie.node import own_cookie
 from bookie.node.engine.index.entry_index import INTEGRITY_SOUND
 from bookie.node.engine.integrity import Integrity
+from bookie.node.garbage_memory import StoreMemory
 from bookie.node.own_cookie import OwnCookie, compare_states
 from tests.unit.node.engine.machine import IDENTITY, Machine, Snapshots, until
 from tests.unit.node.node_room import add, ids_of, read
@@ -461,6 +462,33 @@ async def test_a_doubt_is_durable_on_a_full_device(machine: Machine, store: Meta
         patch.setattr(Integrity, "set", no_room_at_first)
         async with started(machine, store) as after:
             assert (await read(after.bookie, 1, 0, 0)).status is UNKNOWN
+
+
+async def test_a_doubt_of_the_store_is_durable_on_a_full_device(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The index gives its reserve for this as well."""
+    await stamped(machine, store)
+    before = (await recorded(store)).state_number
+    async with started(machine, store):
+        pass
+    await put_back_number(store, before)
+    reserve = machine.root / "ledgers" / "RESERVE"
+    reserve.write_bytes(b"room")
+    full: list[BaseException] = [DiskFullError("full")]
+    save = StoreMemory.save
+
+    async def no_room_at_first(self: StoreMemory) -> None:
+        if full:
+            raise full.pop()
+        assert not reserve.exists()
+        await save(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StoreMemory, "save", no_room_at_first)
+        async with started(machine, store) as after:
+            await after.garbage.round()
+            assert "went back in time" in after.garbage.stopped
 
 
 async def test_directories_without_room_for_a_cookie_are_no_older_state(

@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 import pytest
 
 from bookie.errors import NoSuchEntryError, OperationTimeoutError
 from bookie.sync import SyncBookKeeper, SyncHandle, SyncIterator
+from bookie.sync.iterator import Pump
 from bookie.sync.loop_thread import this_process
 
 WAIT_SECONDS_MAX = 120.0
@@ -175,6 +177,26 @@ def test_a_tail_goes_on_behind_a_timeout(bk: SyncBookKeeper) -> None:
         tail._pump.timeout = WAIT_SECONDS_MAX
         assert next(tail).payload == b"1"
     assert list(tail) == []
+
+
+def test_batches_go_on_behind_a_timeout() -> None:
+    """A timeout is no end, which a reader of a log would take it for."""
+    home, gate = this_process.home(), asyncio.Event()
+
+    async def batches() -> AsyncGenerator[list[int], None]:
+        yield [0]
+        await gate.wait()
+        yield [1, 2]
+
+    pump = Pump(home, batches(), 2)
+    pump.timeout = 0.05
+    with SyncIterator(pump, chain.from_iterable) as numbers:
+        assert next(numbers) == 0
+        with pytest.raises(OperationTimeoutError):
+            next(numbers)
+        pump.timeout = WAIT_SECONDS_MAX
+        home.loop.call_soon_threadsafe(gate.set)
+        assert list(numbers) == [1, 2]
 
 
 def test_ctrl_c_in_a_waiting_call_cancels_it() -> None:
