@@ -198,7 +198,9 @@ async def read_load(client: BookKeeper, ledger_id: int, rounds: int) -> Measured
 @app.command("log")
 def log(
     metadata: Metadata,
-    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Of the log.")] = 1,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="Partitions of the log.")
+    ] = 1,
     ensemble: Ensemble = 3,
     write_quorum: WriteQuorum = 3,
     ack_quorum: AckQuorum = 2,

@@ -101,7 +101,7 @@ def health(
     metadata: Metadata,
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="List every entry of every copy; without it, where in doubt."),
+        typer.Option("--deep", help="List every entry of every copy, not only of copies in doubt."),
     ] = False,
     timeout: Annotated[
         float,

@@ -362,7 +362,7 @@ def truncate(
         typer.Option(
             "--before-time",
             metavar="TIME",
-            help="Or all records of this time and later stay, and some before.",
+            help="Or keep all records from this time on, and perhaps some earlier records.",
         ),
     ] = None,
     partition: PartitionOption = None,

@@ -77,7 +77,7 @@ def revoke(
     log: Log = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Take roles from a name. Within a second, bookies apply this even to open connections."""
+    """Take roles from a name. Within a second, bookies apply this, also to open connections."""
     from bookie.cluster.role_grants import RoleGrants
 
     is_limited = any(one is not None for one in (ledgers, log, namespace))

@@ -51,15 +51,15 @@ class MetadataSettings(Section):
     )
     sasl_mechanism: Literal["none", "digest", "digest-md5"] = Field(
         default="none",
-        description="The way of user and password to ZooKeeper: digest is its own scheme, "
-        "digest-md5 is SASL, none sends neither. etcd has one way of its own.",
+        description="How ZooKeeper gets user and password: digest is its own scheme, digest-md5 "
+        "is SASL, none sends neither. etcd has only its own scheme.",
     )
     access: Literal["open", "user", "kinds"] = Field(
         default="open",
         description="The clients that read and write records on ZooKeeper: open means every "
         "client of the server, user means that user alone, kinds means the users in acl_admins "
         "and the other lists, each with the least rights. Use one value for the whole "
-        "cluster. Existing records keep theirs. Nodes that all clusters share below "
+        "cluster. A change does not apply to existing records. Nodes that all clusters share below "
         "/.bookie hold no records: every client may use them, but not delete them. "
         "In etcd use roles.",
     )
@@ -149,7 +149,7 @@ class ClientSettings(Section):
         default=3.0,
         gt=0,
         description="Time for a bookie whose connection broke to come back before it is replaced. "
-        "If the others are too few to acknowledge, it has only a moment.",
+        "If the other bookies are too few to acknowledge, it has 0.1 s.",
     )
     changes_per_minute_max: int = Field(
         default=20, ge=0, description="Replacements of bookies in one ledger; 0 replaces none."
@@ -193,9 +193,9 @@ class ClientSettings(Section):
     )
     digest_least: Literal["dummy", "crc32", "crc32c", "hmac"] = Field(
         default="dummy",
-        description="The weakest digest of a ledger that the client makes, opens or recovers. A"
-        " ledger's digest stands in its metadata: whoever changes that could turn the check of"
-        " entries off. dummy accepts all ledgers.",
+        description="The weakest digest of a ledger that the client makes, opens or recovers. The"
+        " metadata of a ledger names its digest, so a process that changes the metadata could turn"
+        " the check of entries off. dummy accepts all ledgers.",
     )
 
     @model_validator(mode="after")

@@ -30,8 +30,8 @@ class ConnectionLimits(Section):
     connections_reserved: int = Field(
         default=64,
         ge=0,
-        description="A part of connections_max that is free for this machine and for registered"
-        " bookies alone.",
+        description="The number of connections, out of connections_max, that only this machine and"
+        " registered bookies may use.",
     )
     unfinished_bytes_max: Size = Field(
         default=256 * 1024 * 1024,

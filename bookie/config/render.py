@@ -19,11 +19,13 @@ from bookie.config.sections import Settings
 
 HEAD = """\
 # Settings of a bookie. Every key is listed; a key that you leave out has its default.
-# Later ones win: `bookie cluster settings`, this file, a variable BOOKIE_SECTION__KEY, a flag.
+# A later source overrides an earlier one: `bookie cluster settings`, this file, a variable
+# BOOKIE_SECTION__KEY, a flag.
 # Sizes are bytes, or have a unit: "64KiB", "256MiB", "1GiB".
 # A path that is not absolute begins at the folder of this file; elsewhere than in a file it begins
 # at the working directory.
-# BOOKIE_METADATA is the metadata store if nothing here names one; a bookie refuses two of them.
+# BOOKIE_METADATA names the metadata store if this file does not. If both name one, the bookie does
+# not start.
 # An unknown key is an error at start-up. A running bookie takes a new cluster setting within a
 # second if it is marked as dynamic. Otherwise it takes it at its next start.
 """

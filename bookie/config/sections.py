@@ -93,9 +93,9 @@ class ListenSettings(Section):
         default=0,
         ge=0,
         le=65535,
-        description="The port beside it for clients without TLS, while a cluster changes to TLS: it"
-        " is open if the bookie has a certificate and security.allow_plaintext is set. 0 picks"
-        " one, which clients find by the registration.",
+        description="The port for clients without TLS, while a cluster changes to TLS. The bookie"
+        " opens it if the bookie has a certificate and security.allow_plaintext is set. 0 means"
+        " any free port, which clients find in the registration.",
     )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
@@ -121,9 +121,9 @@ class SessionSettings(Section):
     give_up_after_timeouts: float = Field(
         default=0.0,
         ge=0,
-        description="The wait of a bookie for a store that is away, in session timeouts. Then it"
-        " ends, as do all others with this limit. 0 is without a limit. If you need one, 60 is a"
-        " good value: ten minutes, so that alerts come well before the end.",
+        description="The longest time for which a bookie waits for a store that is away, in session"
+        " timeouts. Then the bookie ends, as all bookies with this limit do. 0 means no limit. If"
+        " you need a limit, 60 is a good value: ten minutes, so alerts come well before the end.",
     )
 
     @field_validator("give_up_after_timeouts")
@@ -537,7 +537,7 @@ class RpcSettings(Section):
     """Limits of the gRPC server that protect all clients from a faulty or hostile client."""
 
     message_bytes_max: Size = Field(
-        default=8 * MIB, ge=64 * KIB, le=64 * MIB, description="The largest message, either way."
+        default=8 * MIB, ge=64 * KIB, le=64 * MIB, description="The largest request or answer."
     )
     metadata_bytes_max: Size = Field(
         default=8 * KIB, ge=KIB, le=MIB, description="The largest set of call metadata."
