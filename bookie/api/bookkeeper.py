@@ -392,7 +392,8 @@ class BookKeeper(ClusterConnection):
         Args:
             name: ``log``, or ``namespace/log``.
             cursor: the name of the cursor.
-            partition: the number of the partition; required if the log has several partitions.
+            partition: the number of the partition; required if the log has several partitions, and
+                `start` is no record's position.
             start: the place at which a new cursor begins; see `log_reader`.
             start_time: instead of `start`: a new cursor begins at the first record of this time or
                 later.
@@ -444,7 +445,8 @@ class BookKeeper(ClusterConnection):
             pattern: a pattern for more logs of one namespace: ``orders-*``, ``sales/*``.
             member: a name that no other member has; generated if empty. A member that rejoins under
                 its name gets its former partitions, if this keeps the shares balanced.
-            start: the place at which a partition without a cursor begins; see `log_reader`.
+            start: the place at which a partition without a cursor begins: ``earliest`` (or None),
+                ``latest``, or an offset.
             start_time: instead of `start`: begin at the first record of this time or later.
             auto_commit: commit finished records automatically, by the limits of `AutoCommit`; with
                 None, only `GroupMember.commit` commits records.
@@ -454,7 +456,7 @@ class BookKeeper(ClusterConnection):
             on_truncated: see `log_reader`.
 
         Raises:
-            BadRequestError: a name is wrong, or both `logs` and `pattern` are empty.
+            BadRequestError: a name or the start is wrong, or both `logs` and `pattern` are empty.
         """
         reading = LogReading(self._logs, password, on_truncated)
         return GroupMember(

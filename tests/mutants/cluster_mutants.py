@@ -34,8 +34,8 @@ CLUSTER_MUTANTS = (
     Mutant(
         "whether a log is there is asked late",
         "bookie/log/catalog/logs.py",
-        "        await self._store.sync()\n        found = await self.find(name)",
-        "        found = await self.find(name)",
+        "        await self._store.sync()\n        found = await self.find(name)\n        if",
+        "        found = await self.find(name)\n        if",
         (f"{LATE}a_roll_on_a_late_server_hears_that_the_log_was_deleted[memory]",),
         "Ledgers of a deleted log are made, and stay.",
     ),

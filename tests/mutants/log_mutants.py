@@ -461,6 +461,17 @@ CONSUMERS = (
         "A late request undoes a later commit.",
     ),
     Mutant(
+        "a position counts in every partition",
+        "bookie/log/read/start_position.py",
+        "    if partition not in (None, place.partition):",
+        "    if False:",
+        (
+            f"{READ}partitions_reader.py::test_a_position_moves_the_reader_of_its_partition",
+            f"{CURSORS}no_cursor_begins_at_the_offset_of_another_partition[memory]",
+        ),
+        "Records of another partition are read, left out or deleted.",
+    ),
+    Mutant(
         "a cursor made anew begins its tokens anew",
         "bookie/log/consume/cursors.py",
         "max(1, revision)",

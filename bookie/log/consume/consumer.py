@@ -28,7 +28,7 @@ from bookie.log.consume.cursors import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import LogReading, locate_cursor
-from bookie.log.read.start_position import LogStart, Place, checked_place
+from bookie.log.read.start_position import LogStart, Place, addressed_partition, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord
 
 
@@ -164,13 +164,14 @@ class LogConsumer:
         """The arguments are those of `BookKeeper.consume`.
 
         Raises:
-            BadRequestError: a name or the start is invalid.
+            BadRequestError: a name or the start is invalid, or the start is a position in another
+                partition.
         """
         self._client = client
         self._name = LogName.parse(log)
         self._cursor = checked_name(cursor, "a cursor")
         self._reading = reading
-        self._partition = partition
+        self._partition = addressed_partition(start, partition)
         place = checked_place(start, start_time)
         self._start: Place | None = place if create else None
         """The place at which a new cursor begins; None if the cursor must already exist."""

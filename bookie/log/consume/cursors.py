@@ -29,8 +29,7 @@ from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import LogReading, locate_cursor
-from bookie.log.read.start_position import AtEntry, LogStart, checked_place
-from bookie.log.record.log_record import LogPosition
+from bookie.log.read.start_position import AtEntry, LogStart, addressed_partition, checked_place
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
@@ -189,10 +188,17 @@ class Cursors:
             KeyExistsError: the cursor already exists on all partitions.
             NoSuchLogError: there is no such log.
             BadRequestError: the name or the start is wrong, or the start is after the end of the
-                partition.
+                partition. Also raised if the start is a position in another partition, or if the
+                log has several partitions and the start is in only one of them.
         """
         place = checked_place(start, time)
         records = await self._records(cursor)
+        if len(records) > 1 and isinstance(start, tuple | list):
+            raise BadRequestError(
+                f"a cursor begins in each of the {len(records)} partitions of {self._name}, and "
+                f"{start} is in one: reset the cursor to this place after its creation"
+            )
+        addressed_partition(start, records[0].partition.number)
         missing = [record for record in records if not await self._exists(record)]
         if not missing:
             raise KeyExistsError(f"the cursor {cursor} of the log {self._name} exists")
@@ -238,21 +244,20 @@ class Cursors:
         """Move a cursor to any place, in one partition or all; return each partition's new offset.
 
         The cursor moves to `start` or, if `time` is given, to the first record of `time` or later.
-        Without `start` and `time`, the cursor moves to the earliest record. A consumer that holds
+        Without `start` and `time`, the cursor moves to the earliest record. A `LogPosition` moves
+        the cursor only in the partition of this position. A consumer that holds
         the cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
-            BadRequestError: one offset is given for several partitions, or an offset is after the
-                end.
+            BadRequestError: one offset is given for several partitions, an offset is after the
+                end, or `start` is a position in another partition than `partition`.
             UnavailableError, CorruptionError: a read failed while the place was searched.
             MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may
                 have been reset in some partitions.
         """
         place = checked_place(start, time)
-        if isinstance(start, LogPosition):
-            partition = start.partition
-        records = await self._records(cursor, partition)
+        records = await self._records(cursor, addressed_partition(start, partition))
         if len(records) > 1 and isinstance(place, int | AtEntry):
             raise BadRequestError(
                 f"name the partition of {self._name} whose cursor goes to {start}"

@@ -147,7 +147,8 @@ class GroupMember:
         """The arguments are those of `BookKeeper.join_group`.
 
         Raises:
-            BadRequestError: a name is invalid, or neither logs nor a pattern are given.
+            BadRequestError: a name or the start is invalid, or neither logs nor a pattern are
+                given.
         """
         names = tuple(sorted({str(LogName.parse(log)) for log in logs}))
         if not names and not pattern:
@@ -158,6 +159,10 @@ class GroupMember:
         self._group = ConsumerGroup(client.store, group)
         self._profile = MemberProfile(client.identity, names, pattern)
         self._reading = reading
+        if isinstance(start, tuple | list):
+            raise BadRequestError(
+                f"a group has many partitions, and {start} is in one: begin at an offset or a time"
+            )
         self._start = checked_place(start, start_time)
         self._auto_commit = auto_commit
         self._on_change = on_change

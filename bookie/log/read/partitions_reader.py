@@ -19,7 +19,7 @@ from bookie.log.background import Background
 from bookie.log.catalog.logs import LogName, checked_partition
 from bookie.log.log_client import LogClient
 from bookie.log.read.reader import LogReader, OnTruncated
-from bookie.log.read.start_position import LogStart
+from bookie.log.read.start_position import LogStart, addressed_partition
 from bookie.log.record.log_record import LogPosition, LogRecord
 
 
@@ -63,9 +63,15 @@ class PartitionsReader:
     ) -> None:
         """Move the reader of one partition, or all readers, to a place: reading continues there.
 
+        A `LogPosition` moves only the reader of its partition.
+
         Raises:
-            BadRequestError: the place is not valid, or there is no such partition.
+            BadRequestError: the place is not valid, or there is no such partition. Also raised if
+                `to` is a position in another partition, or an entry without a `partition`.
         """
+        partition = addressed_partition(to, partition)
+        if partition is None and isinstance(to, tuple | list):
+            raise BadRequestError(f"name the partition whose reader goes to {to}")
         for reader in self._chosen(partition):
             reader.seek(to, time=time)
 
@@ -173,13 +179,15 @@ async def open_reader(
     Raises:
         NoSuchLogError: there is no such log.
         BadRequestError: a keyword is wrong, there is no such partition, or a position is given for
-            several partitions.
+            several partitions or for another partition than its own.
     """
     definition = await client.definition(name)
     count = definition.partitions
     numbers = range(count) if partition is None else [partition]
     partitions = [checked_partition(name, number, count) for number in numbers]
-    if len(partitions) > 1 and any(isinstance(keywords.get(at), tuple) for at in ("start", "end")):
+    if len(partitions) > 1 and any(
+        isinstance(keywords.get(at), tuple | list) for at in ("start", "end")
+    ):
         raise BadRequestError(f"a position needs one of the {count} partitions of {name}")
     readers = [LogReader(client, one, definition, **keywords) for one in partitions]
     return readers[0] if len(readers) == 1 else PartitionsReader(readers)

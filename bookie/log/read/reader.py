@@ -53,6 +53,7 @@ from bookie.log.read.start_position import (
     AtTime,
     LogStart,
     Place,
+    addressed_partition,
     after_vanished,
     checked_end,
     checked_place,
@@ -103,8 +104,10 @@ class LogReader:
         reader logs a line and continues at the earliest record.
 
         Raises:
-            BadRequestError: an argument is wrong.
+            BadRequestError: an argument is wrong, or a position is in another partition.
         """
+        for place in (start, end):
+            addressed_partition(place, partition.number)
         if on_truncated not in ("raise", "skip"):
             raise BadRequestError(f"on_truncated is 'raise' or 'skip', not {on_truncated!r}")
         self.partition = partition
@@ -165,8 +168,9 @@ class LogReader:
         yields no more records that were read before the seek.
 
         Raises:
-            BadRequestError: the place is not valid.
+            BadRequestError: the place is not valid, or is a position in another partition.
         """
+        addressed_partition(to, self.partition.number)
         self._target = checked_place(to, time)
         self._seeks += 1
         self._is_sought = True

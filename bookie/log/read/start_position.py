@@ -98,6 +98,23 @@ def checked_end(end: object) -> int | AtEntry | None:
     raise BadRequestError(f"a reader ends before an offset or a position, not at {end!r}")
 
 
+def addressed_partition(place: object, partition: int | None) -> int | None:
+    """Return the number of the partition that a caller means; None if the caller names no one.
+
+    A `LogPosition` names its partition. All other places need `partition`, which may be None.
+
+    Raises:
+        BadRequestError: `place` is a position in another partition than `partition`.
+    """
+    if not isinstance(place, LogPosition):
+        return partition
+    if partition not in (None, place.partition):
+        raise BadRequestError(
+            f"{place} is in partition {place.partition}, not in partition {partition}"
+        )
+    return place.partition
+
+
 def _checked_offset(offset: int) -> int:
     if not 0 <= offset <= MAX_ID:
         raise BadRequestError(f"{offset} is not an offset in a log")

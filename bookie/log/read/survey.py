@@ -23,7 +23,7 @@ from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
 from bookie.log.read.reader import LogReader
 from bookie.log.read.reading import LogReading
-from bookie.log.read.start_position import LogStart, checked_place
+from bookie.log.read.start_position import LogStart, addressed_partition, checked_place
 from bookie.log.record.log_record import LogRecord
 
 SAMPLE_ENTRIES = 64
@@ -80,8 +80,10 @@ class LogSurvey:
 
         Raises:
             LogTruncatedError: the entry at the position `start` was truncated.
-            BadRequestError: there is no such partition, or `start` is not valid.
+            BadRequestError: there is no such partition, or `start` is not valid, or `start` is a
+                position in another partition.
         """
+        addressed_partition(start, partition)
         return await self._reading.locate(self._partition(partition), checked_place(start, time))
 
     @checked

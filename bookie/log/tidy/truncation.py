@@ -26,6 +26,7 @@ from bookie.log.catalog.logs import LogPartition, checked_partition
 from bookie.log.head import chain
 from bookie.log.head.chain import live_bytes, live_ranges
 from bookie.log.log_client import LogClient
+from bookie.log.read.start_position import addressed_partition
 from bookie.log.record.log_record import LogPosition
 from bookie.log.tidy.ledger_times import LedgerTimes
 from bookie.log.tidy.retention import RetentionLimits, expired_count, limits_of
@@ -59,8 +60,7 @@ async def truncate(
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
-    if isinstance(before, LogPosition) and before.partition != partition.number:
-        raise BadRequestError(f"{before} is in partition {before.partition}, not in {partition}")
+    addressed_partition(before, partition.number)
     definition = await client.definition(partition.name)
     checked_partition(partition.name, partition.number, definition.partitions)
     offset = before.offset if isinstance(before, LogPosition) else before

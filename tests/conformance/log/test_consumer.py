@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,6 +25,7 @@ from bookie.errors import (
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import AutoCommit, HeldCursor
 from bookie.log.consume.consumer import LogConsumer
+from bookie.log.record.log_record import LogPosition
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import (
     FIRST,
@@ -125,6 +127,11 @@ async def test_a_partition_is_named_if_there_are_several(process: LogProcess) ->
     ) as consumer:
         process.logs.append(LogPartition(name, 1), b"x")
         assert await values(consumer, 1) == [b"x"]
+    wide = partial(LogConsumer, process.client, "wide", process.logs, cursor="b")
+    with pytest.raises(BadRequestError, match="is in partition 1, not in partition 0"):
+        wide(partition=0, start=LogPosition(1, 1, 1, 1))
+    async with wide(start=LogPosition(1, 0, 0, 1)) as consumer:
+        assert consumer.partition == LogPartition(name, 1)
     with pytest.raises(BadRequestError, match="async with"):
         await anext(process.consumer())
 

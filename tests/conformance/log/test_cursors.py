@@ -49,6 +49,17 @@ async def test_a_cursor_lives_from_create_to_delete(two: LogProcess) -> None:
     assert list(await cursors.all()) == ["billing"]
 
 
+async def test_no_cursor_begins_at_the_offset_of_another_partition(two: LogProcess) -> None:
+    place = LogPosition(1, 1, 1, 1)
+    with pytest.raises(BadRequestError, match="begins in each of the 2 partitions of orders"):
+        await two.cursors().create("billing", place)
+    narrow = LogName("default", "narrow")
+    await two.client.create(narrow)
+    with pytest.raises(BadRequestError, match="is in partition 1, not in partition 0"):
+        await two.cursors(narrow).create("billing", place)
+    assert not await two.cursors().all() | await two.cursors(narrow).all()
+
+
 async def test_a_creation_that_was_cut_off_is_continued(two: LogProcess) -> None:
     cursors = two.cursors()
     await cursors.create("billing", "latest")
@@ -99,6 +110,8 @@ async def test_a_reset_moves_anywhere_and_begins_an_epoch(two: LogProcess) -> No
         await cursors.reset("billing", 1)
     assert await cursors.reset("billing", time=3) == {0: 3, 1: 2}
     assert await cursors.reset("billing", LogPosition(1, 1, 1, 1)) == {1: 1}
+    with pytest.raises(BadRequestError, match="is in partition 1, not in partition 0"):
+        await cursors.reset("billing", LogPosition(1, 1, 1, 1), partition=0)
     found = (await cursors.all())["billing"]
     begun = {number: one.epoch for number, one in made.items()}
     assert {number: (one.offset, one.epoch - begun[number]) for number, one in found.items()} == {

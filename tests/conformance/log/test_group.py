@@ -24,6 +24,7 @@ from bookie.log.catalog.groups import ConsumerGroup, list_groups
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.group import GroupMember, GroupRecord, group_status
+from bookie.log.record.log_record import LogPosition
 from bookie.metadata.model import Check, Operation
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
@@ -229,6 +230,8 @@ async def test_a_member_needs_names(orders: LogProcess, team: Team) -> None:
         ("g", {"pattern": "a/b/*"}),
         ("g", {"logs": ["a/b/c"]}),
         ("g", {"logs": ["a"], "member": "a/b"}),
+        ("g", {"logs": ["a"], "start": LogPosition(1, 1, 1)}),
+        ("g", {"logs": ["a"], "start": (1, 1)}),
     ]:
         with pytest.raises(BadRequestError):
             GroupMember(client, group, logs, **wrong)  # type: ignore[arg-type]

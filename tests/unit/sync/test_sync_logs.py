@@ -136,6 +136,18 @@ def test_seeking_in_one_partition_leaves_the_others(bk: SyncBookKeeper) -> None:
         assert seen == {first: list(range(40, 50)), 1 - first: list(range(50))}
         with pytest.raises(BadRequestError):
             reader.seek(0, partition=2)
+        assert reader.position is not None
+        last = reader.position
+        reader.seek(last)
+        assert [one.position for one in reader] == [last]
+        with pytest.raises(BadRequestError, match="is in partition"):
+            reader.seek(last, partition=1 - last.partition)
+        assert list(reader) == []
+    with (
+        bk.log_reader("wide", partition=1) as reader,
+        pytest.raises(BadRequestError, match="is in partition 0, not in partition 1"),
+    ):
+        reader.seek(last._replace(partition=0))
 
 
 def test_seeking_in_one_partition_leaves_what_was_read_ahead_of_others(bk: SyncBookKeeper) -> None:

@@ -14,6 +14,7 @@ from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
 from bookie.log.read.partitions_reader import PartitionsReader, open_reader
 from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogPosition
 from tests.unit.ledger.real_cluster import until
 from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
 
@@ -114,6 +115,30 @@ async def test_following_and_seeking(one_bk: BookKeeper, logs: LogClient) -> Non
 
 
 @pytest.mark.usefixtures("clicks")
+async def test_a_position_moves_the_reader_of_its_partition(logs: LogClient) -> None:
+    """The offset of the position means another record in each other partition."""
+    reader = await merged(logs)
+    last = [record async for record in reader if record.partition == 2][-1]
+    reader.seek(last.position)
+    assert [record async for record in reader] == [last]
+    reader.seek((last.ledger_id, last.entry_id), partition=2)
+    assert [record async for record in reader] == [last]
+    for wrong, partition, said in [
+        (last.position, 1, "is in partition 2, not in partition 1"),
+        (LogPosition(1, 1, 1, 3), None, "partition 3 is not among"),
+        ((last.ledger_id, last.entry_id), None, "name the partition"),
+    ]:
+        with pytest.raises(BadRequestError, match=said):
+            reader.seek(wrong, partition=partition)  # type: ignore[arg-type]
+    assert [record async for record in reader] == []
+    one = await open_reader(logs, NAME, partition=1)
+    assert isinstance(one, LogReader)
+    with pytest.raises(BadRequestError, match="is in partition 2, not in partition 1"):
+        one.seek(last.position)
+    assert len([record async for record in one]) == 4
+
+
+@pytest.mark.usefixtures("clicks")
 async def test_a_failure_of_one_partition(logs: LogClient) -> None:
     """It is raised as it is; the others go on where they were."""
     definition = await logs.definition(NAME)
@@ -170,6 +195,9 @@ async def test_readers_by_name(logs: LogClient, log: HandMadeLog) -> None:
     assert isinstance(await open_reader(logs, log.partition.name), LogReader)
     with pytest.raises(BadRequestError, match="a position needs one of"):
         await open_reader(logs, NAME, start=found[0].position)
+    for wrong in ({"start": found[0].position}, {"end": found[0].position}):
+        with pytest.raises(BadRequestError, match="is in partition 2, not in partition 1"):
+            await open_reader(logs, NAME, partition=1, **wrong)  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match="no partition 3"):
         await open_reader(logs, NAME, partition=3)
     with pytest.raises(NoSuchLogError):

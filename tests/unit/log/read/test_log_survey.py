@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bookie.api import LogPolicy, LogWriter, connect
+from bookie.api import LogPolicy, LogPosition, LogWriter, connect
 from bookie.errors import BadRequestError, LogTruncatedError, NoSuchLogError
 from tests.unit.ledger.real_cluster import RealCluster
 
@@ -35,6 +35,8 @@ async def test_spans_of_closed_and_open_ledgers(one_bookie: RealCluster) -> None
             ]
             assert await survey.spans(0, 20, 20) == []
             assert await survey.locate(0, "latest") == 20
+            with pytest.raises(BadRequestError, match="is in partition 1, not in partition 0"):
+                await survey.locate(0, LogPosition(1, 1, 1, 1))
             with pytest.raises(BadRequestError, match="no partition 1"):
                 await survey.spans(1, 0, 1)
         await bk.truncate_log("orders", before=3)
