@@ -142,7 +142,9 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         super().__init__(home, handle, by_record=by_record, timeout=timeout)
         self._handle = handle
         self._uncommitted: dict[LogPartition, GroupRecord] = {}
-        """For each partition: the last record that the caller got before the present batch."""
+        """For each partition: the last noted record, until a ``commit()`` includes this record."""
+        self._noted: GroupRecord | None = None
+        """The record that was added last to `_uncommitted`."""
 
     @property
     def name(self) -> str:
@@ -156,8 +158,8 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         """Commit all records that were given out, or all records up to and including `up_to`.
 
         See `GroupMember.commit`. Here, ``commit()`` raises CursorLostError if this member no longer
-        consumes the partition of a record that was given out since the last ``commit()``. The
-        records of the other partitions are committed.
+        consumes the partition of a record that was given out since the last ``commit()``, unless
+        the record was committed before. The records of the other partitions are committed.
         """
         work = self._commit_given() if up_to is None else self._handle.commit(up_to)
         self._run(work, timeout)
@@ -167,24 +169,26 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         return self._given.batches()
 
     async def _commit_given(self) -> None:
-        last = self._given.last
-        if last is not None:
-            self._uncommitted[last.log_partition] = last
+        self._note_last()
         failed: BookieError | None = None
         for record in list(self._uncommitted.values()):
             try:
                 await self._handle.commit(record)
             except CursorLostError as error:
-                failed = error
+                if not self._handle.has_committed(record):
+                    failed = error
             del self._uncommitted[record.log_partition]
         if failed is not None:
             raise failed
 
     def _fetch(self) -> Sequence[GroupRecord]:
-        last = self._given.last
-        if last is not None:
-            self._uncommitted[last.log_partition] = last
+        self._note_last()
         return super()._fetch()
+
+    def _note_last(self) -> None:
+        last = self._given.last
+        if last is not None and last is not self._noted:
+            self._uncommitted[last.log_partition] = self._noted = last
 
     async def _next_record(self) -> GroupRecord:
         return await anext(self._handle)

@@ -51,7 +51,7 @@ from bookie.errors import (
 from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile, encode_member_profile
 from bookie.log.catalog.groups import ConsumerGroup
 from bookie.log.catalog.logs import LogName, LogPartition, checked_name
-from bookie.log.consume.commit import AutoCommit
+from bookie.log.consume.commit import AutoCommit, HeldCursor
 from bookie.log.consume.consumer import RecordFlow, commit_by_time
 from bookie.log.consume.cursors import CursorRecord, CursorStatus
 from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
@@ -174,6 +174,8 @@ class GroupMember:
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
         """The partitions of `_consumers`, in the order in which `_poll` asks them for a batch."""
+        self._cursors: dict[LogPartition, HeldCursor] = {}
+        """The cursor of each partition under which this member last gave out records."""
         self._changed = asyncio.Event()
         self._is_entered = self._is_leaving = False
         self._error: BookieError | None = None
@@ -265,6 +267,17 @@ class GroupMember:
             raise CursorLostError(f"this member does not consume {partition} any more")
         await consumer.commit_up_to(last)
 
+    def has_committed(self, record: GroupRecord) -> bool:
+        """True if `record` was surely committed in the epoch `record.token`, even if it has ended.
+
+        The result is also False if this member has given out records of the partition in a later
+        epoch, because the member remembers only one epoch of each partition.
+        """
+        cursor = self._cursors.get(record.log_partition)
+        return (
+            cursor is not None and cursor.token == record.token and record.offset < cursor.committed
+        )
+
     def _require_entered(self) -> None:
         """Check that the caller is inside the member's `async with` block.
 
@@ -287,6 +300,7 @@ class GroupMember:
             self._turns.rotate(-1)
             batch = None if consumer.is_over else consumer.take()
             if batch is not None:
+                self._cursors[batch.partition] = consumer.cursor
                 return consumer, batch
         return None
 

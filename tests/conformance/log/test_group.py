@@ -422,6 +422,7 @@ async def test_a_reset_of_a_groups_cursor_is_followed(orders: LogProcess, team: 
     assert [one.value for one in await take(worker.member, 2)] == [b"2", b"3"]
     with pytest.raises(CursorLostError):
         await worker.member.commit(seen[0])
+    assert not worker.member.has_committed(seen[0])  # not in the new epoch
     await worker.member.commit()
     assert await orders.committed(GROUP) == 3
 

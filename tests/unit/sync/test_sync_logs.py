@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import cast
 
@@ -320,6 +321,53 @@ def test_a_lost_partition_does_not_keep_others_from_being_committed(bk: SyncBook
         found = {one.partition.number: one.cursor.offset for one in bk.group_status("g").cursors}
         assert found == {number: 0 if number == lost else 5 for number in range(3)}
         member.commit()
+
+
+@pytest.mark.parametrize("auto_commit", [None, AutoCommit(every_seconds=3600)])
+def test_a_partition_that_left_when_all_was_committed_is_no_loss(
+    bk: SyncBookKeeper, auto_commit: AutoCommit | None
+) -> None:
+    """Whether the caller committed its records, or the member did on the way."""
+    bk.create_log("jobs", partitions=2)
+    joining = partial(bk.join_group, "g", logs=["jobs"], timeout=WAIT_SECONDS_MAX)
+    with (
+        bk.open_log("jobs") as log,
+        joining(member="a", auto_commit=auto_commit) as first,
+    ):
+        wait_until(lambda: len(first.assignment) == 2)
+        for partition in range(2):
+            log.append_many([b"%d" % number for number in range(5)], partition=partition)
+        for record in islice(first, 10):
+            if auto_commit is None:
+                first.commit(record)
+        with joining(member="c"):
+            first._timeout = 0.01
+            with pytest.raises(OperationTimeoutError):
+                next(iter(first))
+            wait_until(lambda: len(first.assignment) == 1)
+            first.commit()
+        found = {one.partition.number: one.cursor.offset for one in bk.group_status("g").cursors}
+        assert found == {0: 5, 1: 5}
+
+
+def test_a_partition_that_left_before_a_commit_is_a_loss(bk: SyncBookKeeper) -> None:
+    """A commit of an earlier record does not cover the later ones."""
+    bk.create_log("jobs", partitions=2)
+    joining = partial(bk.join_group, "g", logs=["jobs"], timeout=WAIT_SECONDS_MAX)
+    with bk.open_log("jobs") as log, joining(member="a") as first:
+        for partition in range(2):
+            log.append_many([b"%d" % number for number in range(5)], partition=partition)
+        for record in islice(first, 10):
+            if record.offset == 3:
+                first.commit(record)
+        with joining(member="c"):
+            first._timeout = 0.01
+            with pytest.raises(OperationTimeoutError):
+                next(iter(first))
+            wait_until(lambda: len(first.assignment) == 1)
+            with pytest.raises(CursorLostError):
+                first.commit()
+            first.commit()
 
 
 def test_cursors_are_made_moved_and_deleted(bk: SyncBookKeeper) -> None:
