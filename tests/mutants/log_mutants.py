@@ -140,6 +140,14 @@ OWNERS = (
         "A record is acknowledged before it is durable.",
     ),
     Mutant(
+        "a duplicate gets the position that its first append had before it moved",
+        "bookie/log/write/idempotence.py",
+        "at = moved.get(sequence, position)",
+        "at = position",
+        (f"{WRITE}writer.py::test_a_duplicate_whose_producer_is_forgotten_meanwhile",),
+        "A position of a record names another entry, or none.",
+    ),
+    Mutant(
         "the next ledger has no snapshot",
         "bookie/log/record/record_encoder.py",
         "        self._entries_since_snapshot = SNAPSHOT_ENTRIES\n        self.latest.compared()",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bookie.errors import BookieError, ClientClosedError
 from bookie.ledger.connection.arguments import Payload
 from bookie.ledger.connection.calls import fresh
 from bookie.ledger.connection.pool import BookiePool
-from bookie.log.record.log_record import Producer
+from bookie.log.record.log_record import LogPosition, Producer
 from bookie.log.record.positions import LogPositions, PositionRun
 from bookie.log.record.producers import ProducerWindows
 from bookie.log.record.record_encoder import NewRecord
@@ -32,7 +32,7 @@ class IdempotentAppends:
         self._windows = windows
         self._pool = pool
         self._partition = partition
-        self._under_way: dict[asyncio.Task[None], None] = {}
+        self._under_way: dict[asyncio.Task[None], Unconfirmed] = {}
 
     async def append(self, records: Records, producer: Producer) -> LogPositions:
         """Append those `records` that are new; return the positions of all `records`.
@@ -42,53 +42,62 @@ class IdempotentAppends:
         """
         await self._writer.admit()
         known = self._known(producer, len(records))
-        before = list(self._under_way)
+        before = dict(self._under_way)
         appended = task = None
-        if known < len(records):
-            first = Producer(producer.producer_id, producer.sequence + known)
-            appended = self._writer.submit(records[known:], first)
+        if len(known) < len(records):
+            first = Producer(producer.producer_id, producer.sequence + len(known))
+            appended = self._writer.submit(records[len(known) :], first)
             # The task is separate, because the outcome must be known even if this caller is
             # cancelled.
             task = self._pool.spawn(self._conclude(appended), name="append of a producer")
-            self._under_way[task] = None
+            self._under_way[task] = appended
             task.add_done_callback(self._under_way.pop)
         else:
             self._writer.turn_away()
         runs = await self._runs_of(producer, known, before) if known else []
         if task is not None and appended is not None:
             await asyncio.wait([task])
-            if appended.outcome is None:
-                raise ClientClosedError("the client was closed while a record was appended")
-            if isinstance(appended.outcome, BookieError):
-                raise fresh(appended.outcome)
-            runs += appended.outcome.runs
+            runs += _positions_of(appended).runs
         return LogPositions(runs)
 
-    def _known(self, producer: Producer, count: int) -> int:
-        """Return how many of the `count` records were appended before, confirmed or not."""
+    def _known(self, producer: Producer, count: int) -> list[LogPosition]:
+        """Return the positions of those of `count` records that were appended before.
+
+        The appends under way may still move to other positions.
+        """
         producer_id, first = producer
-        last = self._windows.last_sequence(producer_id)
-        known = min(max(0, last - first + 1), count)
+        known: list[LogPosition] = []
         try:
-            for sequence in range(first, first + known):
-                self._windows.find(Producer(producer_id, sequence))
+            for sequence in range(first, first + count):
+                position = self._windows.find(Producer(producer_id, sequence))
+                if position is None:
+                    break
+                known.append(position)
         except BookieError:
             self._writer.turn_away()
             raise
         return known
 
     async def _runs_of(
-        self, producer: Producer, known: int, before: list[asyncio.Task[None]]
+        self,
+        producer: Producer,
+        known: list[LogPosition],
+        before: Mapping[asyncio.Task[None], Unconfirmed],
     ) -> list[PositionRun]:
         """Wait for the appends `before`; return the positions of the producer's `known` records."""
         if before:
             await asyncio.wait(before)
         if self._writer.error is not None:
             raise fresh(self._writer.error)
+        # Meanwhile an append may have moved, and the windows may have forgotten its producer.
+        moved: dict[int, LogPosition] = {}
+        for appended in before.values():
+            first = appended.producer
+            if first is not None and first.producer_id == producer.producer_id:
+                moved |= enumerate(_positions_of(appended), first.sequence)
         runs = []
-        for sequence in range(producer.sequence, producer.sequence + known):
-            at = self._windows.find(Producer(producer.producer_id, sequence))
-            assert at is not None, "what was found stays known while the writer lives"
+        for sequence, position in enumerate(known, producer.sequence):
+            at = moved.get(sequence, position)
             runs.append(PositionRun(at.ledger_id, at.entry_id, at.offset, 1, self._partition))
         return runs
 
@@ -97,3 +106,12 @@ class IdempotentAppends:
             appended.outcome = await self._writer.confirmed(appended)
         except BookieError as error:
             appended.outcome = error
+
+
+def _positions_of(appended: Unconfirmed) -> LogPositions:
+    """Return the positions of an append that has ended, or raise the error of the append."""
+    if appended.outcome is None:
+        raise ClientClosedError("the client was closed while a record was appended")
+    if isinstance(appended.outcome, BookieError):
+        raise fresh(appended.outcome)
+    return appended.outcome

@@ -34,12 +34,12 @@ class Unconfirmed:
     """Records that were appended together and wait for confirmation."""
 
     __slots__ = (
-        "_producer",
         "count",
         "entries",
         "first_entry_id",
         "future",
         "outcome",
+        "producer",
         "runs",
         "segment",
         "size_bytes",
@@ -62,7 +62,7 @@ class Unconfirmed:
         self.segment = segment
         self.first_entry_id = 0
         self.future: asyncio.Future[range]
-        self._producer = producer
+        self.producer = producer
         self.runs: list[PositionRun] = []
         """The positions of the records before `entries`, which are in closed ledgers."""
         self.outcome: LogPositions | BookieError | None = None
@@ -78,9 +78,9 @@ class Unconfirmed:
 
     @property
     def next_producer(self) -> Producer | None:
-        if self._producer is None:
+        if self.producer is None:
             return None
-        producer_id, sequence = self._producer
+        producer_id, sequence = self.producer
         return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
 
     def keep(self, last_entry_id: int) -> None:

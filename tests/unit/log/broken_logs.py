@@ -135,8 +135,8 @@ def answers_duplicates_too_early(patch: pytest.MonkeyPatch) -> None:
     """The answer is the place at which the first one will be if it is written."""
     runs_of = idempotence.IdempotentAppends._runs_of
 
-    async def at_once(self: Any, producer: Any, known: int, _: object) -> list[PositionRun]:
-        return await runs_of(self, producer, known, [])
+    async def at_once(self: Any, producer: Any, known: Any, _: object) -> list[PositionRun]:
+        return await runs_of(self, producer, known, {})
 
     patch.setattr(idempotence.IdempotentAppends, "_runs_of", at_once)
 

@@ -514,6 +514,33 @@ async def test_duplicates_of_what_is_under_way(cluster: RealCluster, bk: BookKee
     assert [record.value for record in found[1:]] == numbers(0, 20)
 
 
+async def test_a_duplicate_whose_producer_is_forgotten_meanwhile(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still gets the first position, in the ledger to which the first append has moved."""
+    monkeypatch.setattr("bookie.log.record.producers.PRODUCERS_MAX", 1)
+    async with bk.open_log("orders") as log:
+        ledger_id = (await log.append(b"x")).ledger_id
+        for number in range(0, 60, 6):
+            async with asyncio.TaskGroup() as tasks:
+                first = tasks.create_task(
+                    log.append_many(numbers(number, number + 4), producer=("shop", number))
+                )
+                again = tasks.create_task(log.append(b"again", producer=("shop", number + 1)))
+                rest = tasks.create_task(
+                    log.append_many(numbers(number + 2, number + 6), producer=("shop", number + 2))
+                )
+                tasks.create_task(log.append(b"y", producer=("other", number)))
+                await asyncio.sleep(0)
+                if number % 12 == 6:
+                    tasks.create_task(bk.open_ledger(ledger_id, recover=True))
+            assert again.result() == first.result()[1]
+            assert list(rest.result())[:2] == list(first.result())[2:]
+            ledger_id = rest.result()[-1].ledger_id
+    found = await values_of(bk, cluster.store, "orders")
+    assert [value for value in found if value not in (b"x", b"y")] == numbers(0, 60)
+
+
 async def test_a_client_that_ends_says_so(cluster: RealCluster) -> None:
     """Waiting appends get an error, numbered ones too; no caller is cancelled."""
     async with connect(cluster.uri) as bk:
