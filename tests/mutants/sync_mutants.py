@@ -20,8 +20,8 @@ SYNC_MUTANTS = (
     Mutant(
         "a member commits its last batch only",
         "bookie/sync/consumers.py",
-        "            self._uncommitted[last.log_partition] = self._noted = last",
-        "            self._uncommitted = {last.log_partition: last}\n            self._noted = last",
+        "self._uncommitted[last.log_partition] = self._noted = last",
+        "self._uncommitted = {last.log_partition: last}\n            self._noted = last",
         (f"{LOGS}a_lost_partition_does_not_keep_others_from_being_committed",),
         "Records of other partitions come again after each restart.",
     ),

@@ -13,6 +13,9 @@ from bookie.log.log_client import LogClient
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
+TAKE_TRIES_MAX = 5
+"""The number of deletions of a cursor during `take_cursor` after which the call gives up."""
+
 
 @dataclass(frozen=True, slots=True)
 class AutoCommit:
@@ -109,16 +112,30 @@ async def take_cursor(
 ) -> HeldCursor:
     """Take a cursor in a new epoch, and return it.
 
-    If the cursor does not exist, it is created at the offset that `start` returns.
+    If the cursor does not exist, or is deleted during this call, it is created at the offset that
+    `start` returns.
 
     Raises:
-        NoSuchCursorError: the cursor does not exist and `start` is None, or another process deleted
-            the cursor during this call.
+        NoSuchCursorError: the cursor does not exist and `start` is None, or other processes deleted
+            the cursor `TAKE_TRIES_MAX` times during this call.
         NoSuchLogError: the log was deleted.
         MetadataUnavailableError, SessionLostError: the store did not answer; the cursor may have
             been taken.
         BookieError: the errors of `start`.
     """
+    tries = TAKE_TRIES_MAX
+    while True:
+        try:
+            return await _take(client, record, start)
+        except NoSuchCursorError:
+            tries -= 1
+            if start is None or not tries:
+                raise
+
+
+async def _take(
+    client: LogClient, record: CursorRecord, start: Callable[[], Awaitable[int]] | None
+) -> HeldCursor:
     owner = unique_owner(client)
     while True:
         try:

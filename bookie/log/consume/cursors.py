@@ -110,7 +110,8 @@ class CursorRecord:
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
         """Replace version `version` of the cursor by `value`; return the cursor that is stored now.
 
-        If another process changed the cursor first, the result is the cursor of that process.
+        If another process changed the cursor first, the result is the cursor of that process. If
+        `version` is `NOT_EXISTS`, and that cursor was deleted again, the proposal is repeated.
 
         Raises:
             NoSuchCursorError: the cursor was deleted.
@@ -133,7 +134,9 @@ class CursorRecord:
                         return found
                 raise
 
-        return await patiently(write, deadline=self._deadline(), retried=UNANSWERED)
+        is_new = version == NOT_EXISTS
+        retried = (*UNANSWERED, NoSuchCursorError) if is_new else UNANSWERED
+        return await patiently(write, deadline=self._deadline(), retried=retried)
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._client.store.session_timeout_seconds

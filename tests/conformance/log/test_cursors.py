@@ -13,10 +13,12 @@ from bookie.errors import (
     NoSuchCursorError,
     NoSuchLogError,
 )
+from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import take_cursor
 from bookie.log.consume.cursors import CursorRecord
 from bookie.log.record.log_record import LogPosition
+from bookie.metadata.versioned import Versioned
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
 from tests.conformance.log.fake_logs import CursorHistory
 
@@ -177,6 +179,57 @@ async def test_a_cursor_that_is_made_anew_goes_on_with_its_tokens(
         if made_by == "an operator":
             await two.cursors().create("billing")
     assert tokens == sorted(set(tokens))
+
+
+async def test_a_cursor_that_is_deleted_while_it_is_taken_is_made_again(
+    two: LogProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start, but not for ever; without a start that is an error."""
+    record = CursorRecord(two.client, FIRST, "billing")
+    revision, deletions = two.client.logs.cursor_revision, 1
+
+    async def start() -> int:
+        return 2
+
+    async def revision_of_a_deleted_one(partition: LogPartition, cursor: str) -> int:
+        nonlocal deletions
+        if deletions:
+            deletions -= 1
+            await two.client.logs.delete_cursor(partition, cursor)
+        return await revision(partition, cursor)
+
+    monkeypatch.setattr(two.client.logs, "cursor_revision", revision_of_a_deleted_one)
+    held = await take_cursor(two.client, record, start)
+    assert (held.committed, await two.committed(), deletions) == (2, 2, 0)
+    deletions = 10**6
+    with pytest.raises(NoSuchCursorError):
+        await take_cursor(two.client, record, start)
+    assert deletions > 10**6 - 100
+    deletions = 0
+    await two.cursors().create("billing")
+    deletions = 1
+    with pytest.raises(NoSuchCursorError):
+        await take_cursor(two.client, record)
+
+
+async def test_a_cursor_that_another_makes_and_deletes_meanwhile_is_created(
+    two: LogProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = two.client.logs.write_cursor
+    refused: list[LogPartition] = []
+
+    async def write_of_a_taken_name(
+        partition: LogPartition, cursor: str, value: LogCursor, version: int
+    ) -> Versioned[LogCursor]:
+        if not refused:
+            refused.append(partition)
+            raise KeyExistsError("another process made it, and deletes it at once")
+        return await write(partition, cursor, value, version)
+
+    monkeypatch.setattr(two.client.logs, "write_cursor", write_of_a_taken_name)
+    await two.cursors().create("billing", "latest")
+    offsets = {number: one.offset for number, one in (await two.cursors().all())["billing"].items()}
+    assert (offsets, refused) == ({0: 4, 1: 2}, [FIRST])
 
 
 @pytest.mark.parametrize("lost", ["request", "reply"])
