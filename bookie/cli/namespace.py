@@ -15,7 +15,7 @@ import typer
 from bookie.cli.log_arguments import parse_span
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import Record, print_records
-from bookie.cli.stores import on_configuration, on_store
+from bookie.cli.stores import on_configuration, open_metadata
 
 if TYPE_CHECKING:
     from bookie.log.catalog.log_policy import LogPolicy
@@ -124,11 +124,14 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 
     If several clusters share the namespace, the command checks only this cluster for logs.
     """
-    from bookie.log.catalog.namespaces import NamespaceManager, check_without_logs
+    from bookie.log.catalog.namespaces import NamespaceManager
+
+    async def delete_in(store: MetadataStore) -> None:
+        async with open_metadata(metadata) as cluster:
+            await NamespaceManager(store).delete(name, cluster=cluster)
 
     confirm(f"Delete the namespace {name}?", yes=yes)
-    on_store(metadata, lambda store: check_without_logs(store, name))
-    on_configuration(metadata, lambda store: NamespaceManager(store).delete(name))
+    on_configuration(metadata, delete_in)
 
 
 def _given(policy: LogPolicy) -> dict[str, int | str]:

@@ -13,6 +13,7 @@ from bookie.entry.digest import DigestType
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
     BadRequestError,
+    BadVersionError,
     BookieError,
     ClientClosedError,
     KeyExistsError,
@@ -32,7 +33,7 @@ from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy
 from bookie.log.catalog.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
 from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.log.clock_check import ANSWER_SECONDS_MAX, ClockCheck
-from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.store import MetadataStore
 
 PARTITION_TAG = "bookie.log.partition"
@@ -65,6 +66,8 @@ class LogClient:
         self.clocks = ClockCheck(self.clock, ledgers)
         self.logs = LogManager(store, self.clock)
         self.namespaces = NamespaceManager(configuration or store)
+        self._has_namespaces = configuration in (None, store)
+        """True if the namespaces are in the same store as the logs."""
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         """The name of this process as an owner of partitions and cursors."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,15 +141,35 @@ class LogClient:
             BadRequestError: a number is out of range, or `policy` contradicts the namespace's
                 policy.
         """
-        decided = await self._decided(name.namespace, name.log if policy is None else None)
-        if policy is not None:
-            decided = policy.over(decided)
-        count = partitions if partitions is not None else decided.partitions
-        assert count is not None, "the defaults decide everything"
-        created = await self.logs.create(name, mode, count)
-        if policy is not None:
-            await self._decide(name, policy)
-        return created.value
+        while True:
+            conditions = await self._conditions(name.namespace)
+            decided = await self._decided(name.namespace, name.log if policy is None else None)
+            if policy is not None:
+                decided = policy.over(decided)
+            count = partitions if partitions is not None else decided.partitions
+            assert count is not None, "the defaults decide everything"
+            try:
+                created = await self.logs.create(name, mode, count, conditions=conditions)
+            except BadVersionError:
+                continue  # the namespace was changed or deleted meanwhile
+            if policy is not None:
+                await self._decide(name, policy)
+            return created.value
+
+    async def _conditions(self, namespace: str) -> list[Check]:
+        """Return the conditions for a new log of a namespace: the namespace stays as it is now.
+
+        A transaction cannot check a namespace that is in another store. The namespace ``default``
+        need not exist.
+        """
+        if not self._has_namespaces:
+            return []
+        try:
+            return [await self.namespaces.condition(namespace)]
+        except NoSuchKeyError:
+            if namespace == DEFAULT_NAMESPACE:
+                return []
+            raise
 
     async def _decide(self, name: LogName, policy: LogPolicy) -> None:
         if policy == LogPolicy():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LATE = "tests/conformance/cluster/test_late_servers.py::test_"
+NAMESPACES = "tests/conformance/cluster/test_namespaces.py::test_"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -30,6 +31,14 @@ CLUSTER_MUTANTS = (
         "        return await self.read_head(partition, log_id)",
         (f"{LATE}an_owner_on_a_late_server_hears_that_it_was_taken_over[memory]",),
         "A former owner recovers and closes ledgers of the next one.",
+    ),
+    Mutant(
+        "a namespace may go while a log is made in it",
+        "bookie/log/log_client.py",
+        "return [await self.namespaces.condition(namespace)]",
+        "return []",
+        (f"{NAMESPACES}no_log_is_made_in_a_namespace_that_was_just_deleted[memory]",),
+        "A log remains without its namespace, and nobody can read its policy.",
     ),
     Mutant(
         "whether a log is there is asked late",

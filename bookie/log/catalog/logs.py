@@ -163,12 +163,18 @@ class LogManager:
     # ---- logs
 
     async def create(
-        self, name: LogName, mode: LogMode = LogMode.WRITER, partitions: int = 1
+        self,
+        name: LogName,
+        mode: LogMode = LogMode.WRITER,
+        partitions: int = 1,
+        *,
+        conditions: Sequence[Check] = (),
     ) -> Versioned[LogDefinition]:
-        """Create a log.
+        """Create a log if all `conditions` hold.
 
         Raises:
             LogExistsError: the name is taken.
+            BadVersionError: a condition does not hold.
             BadRequestError: the number of partitions is out of range.
         """
         definition = LogDefinition(
@@ -176,9 +182,11 @@ class LogManager:
         )
         put = Put(name.definition_key, encode_log_definition(definition), NOT_EXISTS)
         try:
-            (stat,) = await self._store.transaction([put])
-        except KeyExistsError as error:
+            stat, *_ = await self._store.transaction([put, *conditions])
+        except BadVersionError as error:
             found = await self._store.get(put.key)
+            if found is None and not isinstance(error, KeyExistsError):
+                raise
             if found is not None and found.value == put.value:
                 return Versioned(definition, found.version)
             raise LogExistsError(f"the log {name} exists") from error

@@ -22,7 +22,7 @@ from bookie.errors import (
 )
 from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
 from bookie.log.catalog.logs import decoded
-from bookie.metadata.model import NOT_EXISTS, Put, Record
+from bookie.metadata.model import NOT_EXISTS, Check, Put, Record
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 
@@ -77,21 +77,41 @@ class NamespaceManager:
         stat = await self._store.put(_key(name), encode_policy(policy), version=version)
         return Versioned(policy, stat.version)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, cluster: MetadataStore | None = None) -> None:
         """Delete an empty namespace.
 
-        The call does not find logs of clusters with another store (`check_without_logs` does).
+        `cluster` is the metadata store of the cluster whose logs count; None means the store of the
+        namespaces. The creator of a log has no right to write the namespace. So this call looks for
+        logs again after the deletion. If a log was created meanwhile, this call creates the
+        namespace again.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
             ClusterInUseError: the namespace has logs, or policies of logs.
             BadVersionError: the policy of the namespace or of a log was changed at the same time.
+            MetadataUnavailableError, SessionLostError: the store did not answer; the namespace may
+                be deleted, even if a log was created in it at the same time.
         """
-        found = await self.read(name)
-        await check_without_logs(self._store, name)
+        cluster = cluster or self._store
+        found = await self._record(name)
+        await check_without_logs(cluster, name)
         if await self._store.exists(policies := f"{keys.LOG_POLICIES}/{name}"):
             raise _not_empty(name, policies)
         await self._store.delete(_key(name), version=found.version)
+        try:
+            await check_without_logs(cluster, name)
+        except ClusterInUseError:
+            with suppress(KeyExistsError):
+                await self._store.put(_key(name), found.value, version=NOT_EXISTS)
+            raise
+
+    async def condition(self, name: str) -> Check:
+        """Return a condition for a transaction: a namespace exists, with its present policy.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+        """
+        return Check(_key(name), (await self._record(name)).version)
 
     async def names(self) -> list[str]:
         """Return the names of all namespaces, sorted."""
@@ -175,12 +195,15 @@ class NamespaceManager:
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:
     """Raise an error if a cluster has logs in a namespace. Logs that are being deleted count, too.
 
+    Every log counts that was created before this call.
+
     `store` is the metadata store of the cluster. The namespaces may be in another store.
 
     Raises:
         ClusterInUseError: the namespace has logs; the message names one log.
     """
     key = f"{keys.LOGS}/{_checked(namespace)}"
+    await store.sync()
     logs = await store.get_children(key)
     if logs:
         raise _not_empty(namespace, f"{key}/{logs[0]}")

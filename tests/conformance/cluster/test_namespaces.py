@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import cast
 
 import pytest
 
@@ -17,9 +18,11 @@ from bookie.errors import (
     KeyExistsError,
     NoSuchKeyError,
 )
+from bookie.ledger.ledger_client import LedgerClient
 from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy
 from bookie.log.catalog.logs import LogManager, LogName
 from bookie.log.catalog.namespaces import NamespaceManager
+from bookie.log.log_client import LogClient
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
@@ -108,9 +111,7 @@ async def test_a_namespace_that_just_got_a_policy_is_not_deleted(backend: Backen
     faulty.hold_writes.clear()
     async with asyncio.TaskGroup() as tasks:
         deletion = tasks.create_task(_refused(NamespaceManager(faulty).delete("n")))
-        async with asyncio.timeout(60):
-            while not faulty.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
-                await asyncio.sleep(0.001)
+        await _until_written(faulty)
         # The deletion has seen an empty namespace, and is about to happen.
         await other.sync()
         await NamespaceManager(other).set_log_policy("n", "log", LogPolicy(roll_bytes=1))
@@ -119,6 +120,65 @@ async def test_a_namespace_that_just_got_a_policy_is_not_deleted(backend: Backen
     await store.sync()
     decided = await NamespaceManager(store).policy("n", "log")
     assert (decided.quota_bytes, decided.roll_bytes) == (1, 1)
+
+
+async def test_a_namespace_that_just_got_a_log_is_not_deleted(backend: Backend) -> None:
+    """A creator cannot write the namespace, so the deletion looks again and takes itself back."""
+    store, other = await backend.open(), await backend.open()
+    faulty = FaultyStore(store)
+    await NamespaceManager(store).create("n", LogPolicy(quota_bytes=1))
+    faulty.hold_writes.clear()
+    async with asyncio.TaskGroup() as tasks:
+        deletion = tasks.create_task(_refused(NamespaceManager(faulty).delete("n")))
+        await _until_written(faulty)
+        await other.sync()
+        await _client_of(other).create(LogName("n", "log"))
+        faulty.hold_writes.set()
+    assert isinstance(deletion.result(), ClusterInUseError)
+    await store.sync()
+    assert (await NamespaceManager(store).policy("n", "log")).quota_bytes == 1
+
+
+async def test_no_log_is_made_in_a_namespace_that_was_just_deleted(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    faulty, name = FaultyStore(store), LogName("n", "log")
+    await NamespaceManager(store).create("n")
+    faulty.hold_writes.clear()
+    async with asyncio.TaskGroup() as tasks:
+        creation = tasks.create_task(_refused(_client_of(faulty).create(name)))
+        await _until_written(faulty)
+        await other.sync()
+        await NamespaceManager(other).delete("n")
+        faulty.hold_writes.set()
+    assert isinstance(creation.result(), NoSuchKeyError)
+    await store.sync()
+    assert await LogManager(store).find(name) is None
+
+
+async def test_a_log_is_made_by_the_policy_that_its_namespace_has_then(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    faulty, name = FaultyStore(store), LogName("n", "log")
+    created = await NamespaceManager(store).create("n", LogPolicy(partitions=2))
+    faulty.hold_writes.clear()
+    async with asyncio.TaskGroup() as tasks:
+        creation = tasks.create_task(_client_of(faulty).create(name))
+        await _until_written(faulty)
+        await other.sync()
+        await NamespaceManager(other).write("n", LogPolicy(partitions=3), created.version)
+        faulty.hold_writes.set()
+    assert creation.result().partitions == 3
+
+
+async def _until_written(faulty: FaultyStore) -> None:
+    """A write waits in the store of the test."""
+    async with asyncio.timeout(60):
+        while not faulty.counts["transaction"]:  # noqa: ASYNC110  (the store is not told)
+            await asyncio.sleep(0.001)
+
+
+def _client_of(store: MetadataStore) -> LogClient:
+    """A client that needs no ledgers, because it only makes logs."""
+    return LogClient(cast("LedgerClient", None), store)
 
 
 async def test_logs_of_one_namespace_get_their_policies_at_once(backend: Backend) -> None:
