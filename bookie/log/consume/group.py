@@ -267,6 +267,7 @@ class GroupMember:
             raise CursorLostError(f"this member does not consume {partition} any more")
         await consumer.commit_up_to(last)
 
+    @checked
     def has_committed(self, record: GroupRecord) -> bool:
         """True if `record` was surely committed in the epoch `record.token`, even if it has ended.
 

@@ -18,9 +18,11 @@ from bookie.api import (
     DoubleBarrier,
     Election,
     Group,
+    GroupRecord,
     JsonCodec,
     LockManager,
     LogPolicy,
+    LogRecord,
     MetadataCache,
     MetadataStore,
     Participant,
@@ -32,6 +34,7 @@ from bookie.api import (
     open_store,
     retry,
 )
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.compact.plan import CompactionLimits
 from tests.odd_input import OddCalls, methods_of
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
@@ -75,6 +78,7 @@ RIGHT: dict[str, Any] = {
     "payload": b"payload",
     "payloads": [b"payload"],
     "records": [b"record"],
+    "record": GroupRecord(LogPartition(LogName.parse("orders")), 1, LogRecord(0, b"record")),
     "batch": 0,
     "ranges": [],
     "offset": 0,
