@@ -141,6 +141,8 @@ async def test_each_process_does_its_work_and_no_other(
             await left_open.append(b"of a client that ends")
             namespaces = NamespaceManager(writer._logs_here.store)
             await refused(lambda: namespaces.create("other"))
+            await writer.create_log("sales/new")
+            await writer.delete_log("sales/new")
 
         async with connected(guarded, Kind.READER, monkeypatch) as reader:
             await read(reader, ledger_id)
