@@ -249,7 +249,8 @@ def _defined(change: Change) -> list[LogName] | None:
         return None
     found = []
     for event in change.events:
-        match event.key.split("/")[2:]:  # a watch may also report a parent, such as `/logs/default`
-            case namespace, log, "definition":
-                found.append(LogName(namespace, log))
+        # A watch may also report a parent, such as `/logs/default`.
+        namespace, *rest = event.key.split("/")[2:]
+        if rest[1:] == ["definition"]:
+            found.append(LogName(namespace, rest[0]))
     return found
