@@ -249,8 +249,8 @@ def _defined(change: Change) -> list[LogName] | None:
         return None
     found = []
     for event in change.events:
+        parts = event.key.split("/")[2:]
         # A watch may also report a parent, such as `/logs/default`.
-        namespace, *rest = event.key.split("/")[2:]
-        if rest[1:] == ["definition"]:
-            found.append(LogName(namespace, rest[0]))
+        if parts[2:] == ["definition"]:
+            found.append(LogName(parts[0], parts[1]))
     return found

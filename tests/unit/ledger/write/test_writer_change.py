@@ -549,10 +549,10 @@ def test_a_force_spans_domains_as_well() -> None:
     writer.step(SpanDomains(AckDomains.of(["r1", "r1", "r2"], 2)))
     confirmed(writer)
     for number, lost in ((0, 2), (1, 1)):
-        writer.step(Force())
+        effects = writer.step(Force())
         for slot in range(3):
             status = Status.IO_ERROR if slot == lost else Status.OK
-            effects = writer.step(ForceAnswered(number, slot, status))
+            effects += writer.step(ForceAnswered(number, slot, status))
         (done,) = (effect for effect in effects if isinstance(effect, ForceDone))
         assert (done.error is None) is (lost == 1)
         assert writer.last_add_confirmed == (0 if lost == 1 else -1)
