@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from bookie.errors import NoSuchLogError
+from bookie.errors import LogTruncatedError, NoSuchLogError
 from bookie.spark.columns import LedgerBatches, LogBatches, joined
 from bookie.spark.ledger_reading import find_ledgers, require_named
-from bookie.spark.loss import lose_deleted, lose_made_anew, telling_of_loss
+from bookie.spark.loss import lose, lose_deleted, lose_made_anew, telling_of_loss
 from bookie.spark.read_bounds import resolve
 from bookie.spark.selection import Surveys, survey
 from bookie.spark.source_options import READ_SECONDS_MAX, LedgerSource, LogSource
@@ -25,7 +25,8 @@ from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes
 from bookie.spark.stream_offsets import LogOffsets
 
 if TYPE_CHECKING:
-    from bookie.sync import SyncLogReader
+    from bookie.log.read.survey import LogSpan
+    from bookie.sync import SyncLogReader, SyncLogSurvey
 
 
 @dataclass
@@ -57,7 +58,7 @@ class LogBatchReader(DataSourceReader):
 
         Raises:
             BadRequestError: the begin or the end of the read is invalid.
-            LogTruncatedError: records of the range were truncated.
+            LogTruncatedError: records of the range were truncated, and `failOnDataLoss` is set.
             BookieError: the sizes and bounds of a log cannot be read.
         """
         source = self.source
@@ -76,20 +77,17 @@ class LogBatchReader(DataSourceReader):
 def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
     """Cut the records between the offsets `start` and `end` into splits, one for each task.
 
-    A partition that is not in `start` is read from offset 0.
+    A partition that is not in `start` is read from offset 0. Records may be truncated before or
+    during the call. If `failOnDataLoss` is false, the call logs how many records these are.
 
     Raises:
-        LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set. The
-            error is also raised if records are truncated during the call.
+        LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set.
     """
     spans = {}
     for (log, partition), last in sorted(end.items()):
         first = start.get((log, partition), 0)
-        if first < last and not source.fail_on_data_loss:
-            first = max(first, surveys.bounds()[log, partition][0])
         if first < last:
-            with telling_of_loss():
-                spans[log, partition] = surveys.by_log[log].spans(partition, first, last)
+            spans[log, partition] = _spans(source, surveys, LogSlice(log, partition, first, last))
     total = sum(one.size_bytes for found in spans.values() for one in found)
     size_bytes = task_bytes(total, source.split_bytes, source.tasks_min)
     return [
@@ -97,6 +95,39 @@ def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets
         for (log, at), found in spans.items()
         for part in cut(log, at, found, size_bytes)
     ]
+
+
+def _spans(source: LogSource, surveys: Surveys, part: LogSlice) -> Sequence[LogSpan]:
+    survey_of_log = surveys.by_log[part.log]
+    if source.fail_on_data_loss:
+        with telling_of_loss():
+            return survey_of_log.spans(part.partition, part.start, part.end)
+    found = remaining_spans(survey_of_log, part.partition, part.start, part.end)
+    begin = found[0].offset if found else part.end
+    if begin > part.start:
+        lose(
+            source,
+            f"{begin - part.start} records of partition {part.partition} of {part.log} were "
+            f"truncated, from offset {part.start} on",
+            f"go on at offset {begin}",
+        )
+    return found
+
+
+def remaining_spans(
+    survey_of_log: SyncLogSurvey, partition: int, first: int, last: int
+) -> Sequence[LogSpan]:
+    """Return the spans from `first` up to `last`, without the records that were truncated.
+
+    The log may be truncated at any time, so only the call that finds the spans knows the earliest
+    offset. The result is empty if all records were truncated.
+    """
+    while first < last:
+        try:
+            return survey_of_log.spans(partition, first, last)
+        except LogTruncatedError as error:
+            first = error.earliest_offset
+    return []
 
 
 def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:

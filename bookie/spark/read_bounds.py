@@ -149,7 +149,7 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
         BadRequestError: the option omits a selected partition, or names a partition that is not
             selected. The error also means an offset beyond the partition's end, or offsets of a
             deleted log that had the same name.
-        LogTruncatedError: records were truncated while the function looked for a time.
+        BookieError: the sizes and bounds of a log cannot be read.
     """
     _require_all(place, surveys)
     found: LogOffsets = {}

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 
 from bookie.env import SystemClock
 from bookie.errors import NoSuchLogError
-from bookie.spark.batch_source import LogSplit, plan, read_split
+from bookie.spark.batch_source import LogSplit, plan, read_split, remaining_spans
 from bookie.spark.loss import lose, lose_deleted, lose_made_anew
 from bookie.spark.patience import patiently, pause
 from bookie.spark.read_bounds import resolve
@@ -219,7 +219,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """True if a batch has too few records, and must still wait for more."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
-        rows = rows_between(_starts(look), end)
+        starts = _starts(look)
+        rows = rows_between(starts, end)
         if not rows:
             self._due_at = None
         elif self._due_at is None:
@@ -228,7 +229,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         # If a log was deleted or lost records, the batch is made at once, to report the loss.
         is_whole = all(
-            key in look.begins and offset <= end.get(key, -1)
+            key in look.begins and starts[key] <= offset <= end.get(key, -1)
             for key, offset in begin.offsets.items()
         )
         return is_whole and rows < limits.rows_min
@@ -341,16 +342,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(look: Look) -> LogOffsets:
-    """Return the offsets where a batch begins; new partitions begin at their earliest record."""
-    return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
+    """Return the offset of the first record that a batch can read, by partition.
+
+    Limits count the records from here on. Otherwise a stream that lags far behind would make many
+    empty batches of truncated records, and never reach the earliest record.
+    """
+    earliest = {key: offset for key, (offset, _) in look.surveys.bounds().items()}
+    return earliest | {key: max(at, earliest.get(key, 0)) for key, at in look.begins.items()}
 
 
 def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
     total = 0
     for (log, partition), last in end.items():
         if start[log, partition] < last:  # only selected logs have records here
-            first = max(start[log, partition], surveys.bounds()[log, partition][0])
-            spans = surveys.by_log[log].spans(partition, first, last)
+            spans = remaining_spans(surveys.by_log[log], partition, start[log, partition], last)
             total += sum(one.size_bytes for one in spans)
     return total
 

@@ -186,12 +186,23 @@ SPARK_MUTANTS = (
         "A batch does not fit into memory.",
     ),
     Mutant(
+        "a planner asks for records that are gone",
+        "bookie/spark/batch_source.py",
+        "        except LogTruncatedError as error:\n            first = error.earliest_offset\n",
+        "        except LogTruncatedError:\n            raise\n",
+        (
+            f"{READER}truncated_bytes_do_not_count",
+            f"{READER}records_that_are_truncated_while_a_batch_is_planned",
+        ),
+        "A stream that lags behind retention ends, although it may lose records.",
+    ),
+    Mutant(
         "truncated records count as waiting",
         "bookie/spark/stream_source.py",
-        "            first = max(start[log, partition], surveys.bounds()[log, partition][0])\n",
-        "            first = start[log, partition]\n",
-        (f"{READER}truncated_bytes_do_not_count",),
-        "A limit of bytes asks for spans that are gone: the query fails.",
+        "{key: max(at, earliest.get(key, 0)) for key, at in look.begins.items()}",
+        "look.begins",
+        (f"{READER}a_limit_of_rows_passes_over_truncated_records_at_once",),
+        "A stream that lags behind retention makes empty batches, and never catches up.",
     ),
     Mutant(
         "a partition that is new begins at 0",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bookie.env import Moment, gather
 from bookie.env.checked import checked
-from bookie.errors import BookieError
+from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.ledger.connection.calls import Calls
 from bookie.log.catalog.log_metadata import LogDefinition, LogRange
 from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
@@ -23,7 +23,12 @@ from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
 from bookie.log.read.reader import LogReader
 from bookie.log.read.reading import LogReading
-from bookie.log.read.start_position import LogStart, addressed_partition, checked_place
+from bookie.log.read.start_position import (
+    LogStart,
+    addressed_partition,
+    after_vanished,
+    checked_place,
+)
 from bookie.log.record.log_record import LogRecord
 
 SAMPLE_ENTRIES = 64
@@ -114,9 +119,15 @@ class LogSurvey:
                 count = end - run.offset if last is None else last - run.first_entry_id + 1
                 mean = means.get(run.ledger_id)
                 if mean is None:
-                    mean = await self._mean_size(readers, run.ledger_id, run.first_entry_id, count)
-                found.append(LogSpan(run.offset, run.offset + count, round(mean * count)))
-            start = found[-1].end_offset
+                    try:
+                        mean = await self._mean_size(
+                            readers, run.ledger_id, run.first_entry_id, count
+                        )
+                    except NoSuchLedgerError:  # truncated or compacted after the head was read
+                        await after_vanished(run.ledger_id, ranges, readers)
+                        break
+                start = run.offset + count
+                found.append(LogSpan(run.offset, start, round(mean * count)))
         return found
 
     async def _mean_size(

@@ -30,6 +30,8 @@ class ALog:
         self.now = list(bounds)
         self.definition = SimpleNamespace(log_id=log_id, partitions=len(bounds))
         self._entry_bytes = entry_bytes
+        self.before_spans: Callable[[], object] = lambda: None
+        """Called when the planner asks for spans, after it has the bounds."""
 
     def bounds(self) -> Sequence[tuple[int, int]]:
         """By partition."""
@@ -37,6 +39,7 @@ class ALog:
 
     def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
         """One; what was truncated cannot be asked for."""
+        self.before_spans()
         earliest = self.now[partition][0]
         if start < earliest:
             raise LogTruncatedError("gone", earliest_offset=earliest)
@@ -202,6 +205,55 @@ def test_truncated_bytes_do_not_count(logs: Logs) -> None:
     stream, start = started(logs, failOnDataLoss="false", **options)
     log.now = [(8, 14)]
     assert bare(stream.latestOffset(start, stream.getDefaultReadLimit())) == {"a": {"0": 14}}
+
+
+@pytest.mark.parametrize(
+    "limit", [{}, {"maxBytesPerTrigger": "40"}], ids=["without a limit", "with a limit of bytes"]
+)
+def test_records_that_are_truncated_while_a_batch_is_planned(
+    logs: Logs, limit: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bounds are known, and retention removes records before the planner has the spans."""
+    log = logs.by_name["a"] = ALog((0, 10))
+    options = {"startingOffsets": "earliest", **limit}
+    careful, start = started(logs, **options)
+    careless, _ = started(logs, failOnDataLoss="false", **options)
+
+    def read(stream: LogStreamReader, earliest: int) -> list[tuple[int, int]]:
+        log.now = [(0, 10)]
+        log.before_spans = lambda: log.now.__setitem__(0, (earliest, 12))
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        log.now = [(0, 10)]
+        slices = [cast("Any", split).slice for split in stream.partitions(start, end)]
+        return [(one.start, one.end) for one in slices]
+
+    assert read(careless, 6) == [(6, 10)]
+    assert "6 records of partition 0 of a were truncated, from offset 0 on" in caplog.text
+    assert "go on at offset 6" in caplog.text
+    assert read(careless, 11) == []
+    assert "10 records of partition 0 of a were truncated, from offset 0 on" in caplog.text
+    with pytest.raises(LogTruncatedError, match="gone; set failOnDataLoss to false to go on"):
+        read(careful, 6)
+
+
+def test_a_limit_of_rows_passes_over_truncated_records_at_once(logs: Logs) -> None:
+    """A stream that lags far behind does not make a batch of nothing for every two records."""
+    log = logs.by_name["a"] = ALog((0, 10))
+    stream, start = started(logs, startingOffsets="earliest", failOnDataLoss="false")
+    log.now = [(1000, 1010)]
+    end = stream.latestOffset(start, ReadMaxRows(2))
+    assert bare(end) == {"a": {"0": 1002}}
+    (split,) = stream.partitions(start, end)
+    part = cast("Any", split).slice
+    assert (part.start, part.end) == (1000, 1002)
+
+
+def test_a_loss_is_reported_before_a_batch_has_its_least_rows(logs: Logs) -> None:
+    log = logs.by_name["a"] = ALog((0, 10))
+    stream, start = started(logs, startingOffsets="earliest", minEntriesPerTrigger="10")
+    end = stream.latestOffset(start, ALL)
+    log.now = [(12, 14)]
+    assert bare(stream.latestOffset(end, ALL)) == {"a": {"0": 14}}
 
 
 def test_a_partition_that_is_new_begins_at_its_earliest_record(logs: Logs) -> None:

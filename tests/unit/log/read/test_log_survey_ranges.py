@@ -9,6 +9,8 @@ import pytest
 
 from bookie.api import BookKeeper
 from bookie.errors import BadRequestError, LogTruncatedError, NoSuchLogError
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.survey import LogSpan, LogSurvey, await_records
 from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
 
@@ -69,6 +71,28 @@ async def test_places_and_what_is_none(log: HandMadeLog) -> None:
     await log.truncate(5)
     with pytest.raises(LogTruncatedError, match="the earliest one is 5"):
         await survey.spans(0, 3, 10)
+
+
+async def test_a_ledger_that_is_truncated_after_the_head_was_read(
+    log: HandMadeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean size of an open ledger is read from its entries, which are deleted meanwhile."""
+    writer = await log.add()
+    await log.append(writer, 4)
+    survey = await survey_of(log)
+    opening = LedgerReaders.open
+
+    async def late(readers: LedgerReaders, ledger_id: int) -> ReaderHandle:
+        if ledger_id == writer.ledger_id and not writer.is_closed:
+            await log.close(writer)
+            await log.fill(3)
+            await log.truncate(4)
+        return await opening(readers, ledger_id)
+
+    monkeypatch.setattr(LedgerReaders, "open", late)
+    with pytest.raises(LogTruncatedError, match="the earliest one is 4"):
+        await survey.spans(0, 0, 4)
+    assert offsets_of(list(await survey.spans(0, 4, 7))) == [(4, 7)]
 
 
 async def test_waiting_for_a_record(log: HandMadeLog) -> None:
