@@ -35,6 +35,8 @@ from bookie.spark.stream_offsets import (
     StreamOffset,
     is_partition,
     parse_offsets,
+    plain_name,
+    set_once,
 )
 
 STARTING_BY_TIME = "startingOffsetsByTimestamp"
@@ -132,13 +134,16 @@ def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
     except (ValueError, RecursionError):
         raise wrong from None
     found: dict[tuple[str, int], Moment] = {}
-    for log, partitions in given.items():
+    for name, partitions in given.items():
         if not isinstance(partitions, dict):
             raise wrong
+        log = plain_name(name)
         for partition, time in partitions.items():
             if not is_partition(partition) or type(time) not in (int, str):
                 raise wrong
-            found[log, int(partition)] = _moment(option, str(time))
+            key = (log, int(partition))
+            moment = _moment(option, str(time))
+            set_once(found, key, moment, f"the option {option}: partition {key[1]} of {log}")
     return found
 
 

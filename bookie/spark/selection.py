@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from bookie.errors import BadRequestError, NoSuchLogError
 from bookie.ids import MAX_ID
-from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.spark.options import SparkOptions
+from bookie.spark.stream_offsets import plain_name
 
 if TYPE_CHECKING:
     from bookie.sync import SyncBookKeeper, SyncLogSurvey
@@ -148,9 +148,9 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
     ledgers = options.take("ledgers")
     is_kafkas = given in KAFKAS
     if log is not None:
-        return LogSelection((_checked(log.strip()),))
+        return LogSelection((plain_name(log.strip()),))
     if names is not None:
-        return LogSelection(tuple(dict.fromkeys(map(_checked, names))), is_kafkas=is_kafkas)
+        return LogSelection(tuple(dict.fromkeys(map(plain_name, names))), is_kafkas=is_kafkas)
     if pattern is not None:
         try:
             re.compile(pattern)
@@ -225,16 +225,6 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
             raise wrong
         if not all(type(one) is int and one >= 0 for one in numbers):
             raise wrong
-        name = _checked(log)  # `orders` and `default/orders` are one log
+        name = plain_name(log)  # `orders` and `default/orders` are one log
         found[name] = tuple(sorted({*numbers, *found.get(name, ())}))
     return found
-
-
-def _checked(log: str) -> str:
-    """Check a log's name, and return it without the default namespace.
-
-    Raises:
-        BadRequestError: `log` is not a valid log name.
-    """
-    LogPartition(LogName.parse(log))
-    return str(LogName.parse(log))

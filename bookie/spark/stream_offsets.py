@@ -11,11 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bookie.errors import BadRequestError
 from bookie.ids import DIGITS_MAX
 from bookie.log.catalog.log_metadata import LogDefinition
+from bookie.log.catalog.logs import LogName
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LogOffsets = dict[tuple[str, int], int]
 """(log, partition) → the offset of the next record."""
@@ -63,10 +67,10 @@ def as_json(at: StreamOffset) -> dict[str, dict[str, int | str]]:
 
 
 def from_json(given: Any) -> StreamOffset:
-    """Parse offsets in the JSON form that Spark keeps.
+    """Parse offsets in the JSON form that Spark keeps; logs are named as `plain_name` says.
 
     Raises:
-        BadRequestError: `given` is not in that form.
+        BadRequestError: `given` is not in that form, or has two values for one partition.
     """
     wrong = BadRequestError(
         f'offsets are JSON such as {{"orders": {{"0": 17}}}}, not {json.dumps(given)[:200]}'
@@ -74,17 +78,38 @@ def from_json(given: Any) -> StreamOffset:
     if not isinstance(given, dict):
         raise wrong
     found = StreamOffset({}, log_ids := {})
-    for log, partitions in given.items():
+    for text, partitions in given.items():
         if not isinstance(partitions, dict):
             raise wrong
+        log = plain_name(text)
         for partition, offset in partitions.items():
             if partition == ID and isinstance(offset, str):
-                log_ids[log] = offset
+                set_once(log_ids, log, offset, f"the id of {log}")
             elif is_partition(partition) and type(offset) is int and offset >= EARLIEST:
-                found.offsets[log, int(partition)] = offset
+                key = (log, int(partition))
+                set_once(found.offsets, key, offset, f"partition {key[1]} of {log}")
             else:
                 raise wrong
     return found
+
+
+def plain_name(log: str) -> str:
+    """Return a log's name without the default namespace: `orders` for `default/orders`.
+
+    Raises:
+        BadRequestError: `log` is not a valid log name.
+    """
+    return str(LogName.parse(log))
+
+
+def set_once(found: dict[K, V], key: K, value: V, what: str) -> None:
+    """Set `found[key]`; the same value may be given again, by another spelling of a log's name.
+
+    Raises:
+        BadRequestError: `found[key]` has another value; the message calls the key `what`.
+    """
+    if found.setdefault(key, value) != value:
+        raise BadRequestError(f"{what} is given twice, as {found[key]} and as {value}")
 
 
 def is_partition(text: str) -> bool:
@@ -96,10 +121,12 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
     """Parse offsets that a user gave as an option.
 
     Raises:
-        BadRequestError: the text is not JSON with offsets.
+        BadRequestError: the text is not JSON with offsets, or has two offsets for one partition.
     """
     try:
         return from_json(json.loads(text))
+    except BadRequestError as error:
+        raise BadRequestError(f"the option {option}: {error}") from None
     except (ValueError, RecursionError):
         raise BadRequestError(
             f'the option {option} is earliest, latest or JSON such as {{"orders": {{"0": 17}}}}'

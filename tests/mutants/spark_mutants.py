@@ -130,6 +130,14 @@ SPARK_MUTANTS = (
         "A query that begins behind the end misses the next records.",
     ),
     Mutant(
+        "offsets keep the namespace of a log",
+        "bookie/spark/stream_offsets.py",
+        "        log = plain_name(text)\n",
+        "        log = text\n",
+        (f"{READER}a_stream_goes_on_with_the_other_name_of_its_log",),
+        "A stream of an older version begins again at the earliest record.",
+    ),
+    Mutant(
         "latest is where the log begins",
         "bookie/spark/read_bounds.py",
         "{EARLIEST: earliest, LATEST: end}.get(wanted, wanted)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
-from bookie.spark.read_bounds import take_end, take_start
+from bookie.spark.read_bounds import ReadPlace, take_end, take_start
 from bookie.spark.selection import LedgerSelection, LogSelection, parse_ledgers, take_selection
 from bookie.spark.stream_offsets import EARLIEST, LATEST, StreamOffset
 
@@ -35,6 +37,43 @@ def test_a_log_is_found_by_each_of_its_names() -> None:
 def test_partitions_of_two_names_of_a_log_are_all_selected() -> None:
     found = selected(partitions='{"orders": [2], "default/orders": [0]}')
     assert found == LogSelection(("orders",), partitions={"orders": (0, 2)})
+
+
+@pytest.mark.parametrize("log", ["orders", "default/orders"])
+def test_places_are_found_by_each_name_of_a_log(log: str) -> None:
+    text = json.dumps({log: {"0": 7}})
+    offsets = StreamOffset({("orders", 0): 7})
+    assert take_start(SparkOptions({"startingOffsets": text}), LATEST).offsets == offsets
+    assert take_end(SparkOptions({"endingOffsets": text})).offsets == offsets
+    for option in ("startingTimestamp", "startingOffsetsByTimestamp"):
+        assert take_start(SparkOptions({option: text}), LATEST).times == {("orders", 0): 7}
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "startingTimestamp"])
+def test_two_names_of_a_log_give_one_place(option: str) -> None:
+    """The same one twice is no contradiction."""
+
+    def start(text: str) -> ReadPlace:
+        return take_start(SparkOptions({option: text}), LATEST)
+
+    once = start('{"orders": {"0": 3, "1": 4}}')
+    assert start('{"orders": {"0": 3}, "default/orders": {"0": 3, "1": 4}}') == once
+    twice = f"the option {option}: partition 0 of orders is given twice, as 3 and as 5"
+    for text in (
+        '{"orders": {"0": 3}, "default/orders": {"0": 5}}',
+        '{"default/orders": {"0": 3}, "orders": {"0": 5}}',
+        '{"orders": {"0": 3, "00": 5}}',
+    ):
+        with pytest.raises(BadRequestError, match=f"^{twice}$"):
+            start(text)
+    with pytest.raises(BadRequestError, match="'a b' is not the name of a log"):
+        start('{"a b": {"0": 3}}')
+
+
+def test_two_names_of_a_log_give_one_id() -> None:
+    text = '{"orders": {"0": 3, "id": "x"}, "default/orders": {"1": 3, "id": "y"}}'
+    with pytest.raises(BadRequestError, match="the id of orders is given twice, as x and as y"):
+        take_start(SparkOptions({"startingOffsets": text}), LATEST)
 
 
 def test_ledgers_are_ids_and_ranges() -> None:

@@ -103,6 +103,16 @@ def test_a_query_starts_where_its_options_say(logs: Logs) -> None:
         assert bare(logs.stream(**options).initialOffset()) == {"a": offsets}
 
 
+def test_a_stream_goes_on_with_the_other_name_of_its_log(logs: Logs) -> None:
+    """Older versions kept the name of a log as the query gave it."""
+    logs.by_name["a"] = ALog((0, 9))
+    stream = logs.stream()
+    end = stream.latestOffset({"default/a": {"0": 4, "id": "1"}}, ALL)
+    assert bare(end) == {"a": {"0": 9}}
+    (split,) = stream.partitions({"default/a": {"0": 4, "id": "1"}}, end)
+    assert cast("Any", split).slice.start == 4
+
+
 def test_a_start_behind_the_end_is_refused(logs: Logs) -> None:
     """Records that come would be passed over."""
     logs.by_name["a"] = ALog((0, 4))
