@@ -14,7 +14,7 @@ The additional column ``reason`` of these rows says why the value does not fit.
 format columns
 ====== ====================================================================================
 bytes  the source's columns; the value stays bytes
-json   the schema's columns, and log, partition, offset, timestamp as ``_log``, ``_partition``, …
+json   the schema's columns, and `ORIGIN` as ``_log``, ``_partition``, …
 csv    as for json
 ====== ====================================================================================
 """
@@ -31,10 +31,19 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bookie.errors import BadRequestError
 from bookie.log.catalog.logs import LogName
+from bookie.spark.columns import LOG_COLUMNS
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.export_target import claim_target
 from bookie.spark.jobs.marks import new_mark
-from bookie.spark.jobs.reasons import CORRUPT, csv_misfit, csv_texts, ddl, json_misfit, json_parts
+from bookie.spark.jobs.reasons import (
+    CORRUPT,
+    csv_misfit,
+    csv_texts,
+    ddl,
+    json_misfit,
+    json_parts,
+    require_flat,
+)
 from bookie.spark.lag import rows_read
 
 VALUE_FORMATS = ("bytes", "json", "csv")
@@ -63,9 +72,35 @@ class ExportPlan:
             raise BadRequestError(f"values are {', '.join(VALUE_FORMATS)}, not {self.value_format}")
         if (self.schema is None) != (self.value_format == "bytes"):
             raise BadRequestError("json and csv need a schema, and bytes take none")
-        names = set() if self.schema is None else set(self.schema.names)
-        if CORRUPT in names:
-            raise BadRequestError(f"the schema may not have a column {CORRUPT}")
+        if self.schema is None:
+            names = [name for name in LOG_COLUMNS if name != "headers"]
+        else:
+            names = _checked_names(self.schema)
+        if self.schema is not None and self.value_format == "csv":
+            require_flat(self.schema)
+        known = {name.lower() for name in names}
+        for name in self.partition_by:
+            if name.lower() not in known:
+                raise BadRequestError(
+                    f"the export has no column {name} to partition by; it has {', '.join(names)}"
+                )
+
+
+def _checked_names(schema: StructType) -> list[str]:
+    """Return the names of the columns that an export with this schema writes.
+
+    Raises:
+        BadRequestError: two columns would have one name. Spark ignores the case of names.
+    """
+    origin = [f"_{name}" for name in ORIGIN]
+    taken = {CORRUPT, *origin}
+    for name in schema.names:
+        if name.lower() in (CORRUPT, *origin):
+            raise BadRequestError(f"the schema may not have a column {name}: exports use this name")
+        if name.lower() in taken:
+            raise BadRequestError(f"the schema has two columns {name}; rename one")
+        taken.add(name.lower())
+    return [*schema.names, *origin]
 
 
 def export_log(

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from pyspark.sql.types import DataType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from bookie.errors import BadRequestError
 from bookie.spark.jobs.moving import ON_BAD, OURS, check_choice
-from bookie.spark.jobs.reasons import CORRUPT
+from bookie.spark.jobs.reasons import CORRUPT, require_flat
 
 FILE_FORMATS = ("text", "json", "csv", "parquet", "binaryFile")
 
@@ -98,13 +98,8 @@ class IngestPlan:
                 raise BadRequestError(f"a column cannot be called {name}; rename it")
         if self.file_format == "csv" and not self.has_header and self.schema is None:
             raise BadRequestError("files of CSV without a header need --schema")
-        if self.file_format == "csv":
-            for one in [] if self.schema is None else self.schema.fields:
-                if isinstance(one.dataType, StructType | MapType) or _is_array(one.dataType):
-                    raise BadRequestError(
-                        f"a column of CSV cannot be {one.dataType.simpleString()}; make "
-                        f"{one.name} a STRING"
-                    )
+        if self.file_format == "csv" and self.schema is not None:
+            require_flat(self.schema)
         self._check_options()
 
     @property
@@ -152,7 +147,3 @@ class IngestPlan:
             raise BadRequestError(
                 "give either --max-bytes-per-trigger or the option maxFilesPerTrigger, not both"
             )
-
-
-def _is_array(kind: DataType) -> bool:
-    return kind.typeName() == "array"

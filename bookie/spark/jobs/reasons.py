@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  (programs for Spark say F)
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from bookie.errors import BadRequestError
 
 CORRUPT = "_corrupt_record"
 """The column that Spark's parsers fill if a text does not fit the schema."""
@@ -22,6 +31,19 @@ def ddl(fields: Sequence[StructField]) -> str:
     return ", ".join(
         f"`{one.name.replace('`', '``')}` {one.dataType.simpleString()}" for one in fields
     )
+
+
+def require_flat(schema: StructType) -> None:
+    """Check that CSV can have the columns of a schema.
+
+    Raises:
+        BadRequestError: a column is a structure, a map or an array.
+    """
+    for one in schema.fields:
+        if isinstance(one.dataType, StructType | MapType | ArrayType):
+            raise BadRequestError(
+                f"a column of CSV cannot be {one.dataType.simpleString()}; make {one.name} a STRING"
+            )
 
 
 def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str, str]) -> Column:
