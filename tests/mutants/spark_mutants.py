@@ -221,6 +221,14 @@ SPARK_MUTANTS = (
         "A query with a pattern fails on a log that was truncated.",
     ),
     Mutant(
+        "a mark is replaced in one step",
+        "bookie/spark/jobs/marks.py",
+        '            files.write(f"{directory}/{NEXT}", text, replaces=True)\n',
+        "            pass\n",
+        (f"{UNIT}marks.py::test_a_mark_is_not_lost_while_it_is_replaced",),
+        "A killed job loses its mark, and another job takes the checkpoint.",
+    ),
+    Mutant(
         "what is wrong is tried again",
         "bookie/spark/patience.py",
         "if not error.retryable or now() >= give_up_at:",

@@ -199,6 +199,51 @@ def test_small_files_on_all_ways(spark: SparkSession, tmp_path: Path, kind: str)
     assert files.has_any(str(tmp_path / "data"), ".parquet")
 
 
+def test_a_write_that_is_interrupted_leaves_no_half_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Otherwise the directory would be refused for good. The former text also stays."""
+    files, here = small_files(spark), str(tmp_path / "_bookie")
+    interrupted = "\ud800"  # this text ends the write after the file was created
+    with pytest.raises(UnicodeEncodeError):
+        files.write(here, interrupted)
+    assert files.texts(here) == {}
+    files.write(here, "first")
+    with pytest.raises(UnicodeEncodeError):
+        files.write(here, interrupted, replaces=True)
+    assert files.texts(here) == {"part-0.txt": "first\n"}
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_directory_that_another_process_creates_meanwhile(
+    spark: SparkSession, tmp_path: Path, replaces: bool
+) -> None:
+    """One of the two writers is told, and its text is nowhere."""
+    files, here = small_files(spark), str(tmp_path / "_bookie")
+
+    class Late(str):
+        """A text that the other writer precedes."""
+
+        __slots__ = ()
+
+        def __format__(self, spec: str) -> str:
+            files.write(here, "first", replaces=True)
+            return str(self)
+
+    if replaces:
+        files.write(here, Late("second"), replaces=True)
+        assert files.texts(here) == {"part-0.txt": "second\n"}
+    else:
+        with pytest.raises(FileExistsError):
+            files.write(here, Late("second"))
+        assert files.texts(here) == {"part-0.txt": "first\n"}
+    assert [one.name for one in tmp_path.iterdir()] == ["_bookie"]
+    assert {one.name for one in (tmp_path / "_bookie").iterdir()} <= {
+        "part-0.txt",
+        ".part-0.txt.crc",
+    }
+
+
 def test_a_mark_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
     """Nobody may take it for none."""
     files = small_files(spark)

@@ -7,6 +7,10 @@ a row, and refuses directories with another job's mark.
 
 A mark is one line of JSON in a file below ``_bookie``. Spark's readers ignore names that begin with
 an underscore.
+
+A mark is replaced in two steps: the new mark is written to ``_bookie.next``, and then to
+``_bookie``. If a crash interrupts the second step, ``_bookie`` is missing, and ``_bookie.next`` is
+the mark.
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ from bookie.spark.jobs.small_files import SmallFiles, small_files
 
 MARK = "_bookie"
 """The name of the mark's directory, below the directory that is marked."""
+
+NEXT = f"{MARK}.next"
+"""The name of the directory with the mark that replaces, or has replaced, the first mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,9 @@ def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
     Raises:
         BadRequestError: the mark cannot be read.
     """
-    lines = list(files.texts(f"{directory}/{MARK}").values())
+    lines = list(
+        (files.texts(f"{directory}/{MARK}") or files.texts(f"{directory}/{NEXT}")).values()
+    )
     if not lines:
         return None
     try:
@@ -84,13 +93,19 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
     Raises:
         BadRequestError: another job wrote its mark into the directory at the same time.
     """
+    text = json.dumps(asdict(mark))
     try:
-        files.write(f"{directory}/{MARK}", json.dumps(asdict(mark)), replaces=replaces)
+        if replaces:
+            files.write(f"{directory}/{NEXT}", text, replaces=True)
+        files.write(f"{directory}/{MARK}", text, replaces=replaces)
         is_ours = read_mark(files, directory) == mark
     except FileExistsError:
         is_ours = False
     if not is_ours:
-        raise BadRequestError(f"another job has just begun to use {directory}; choose another one")
+        raise BadRequestError(
+            f"another job has just begun to use {directory}; choose another one, or delete "
+            f"{directory}/{MARK} if the job was killed"
+        )
 
 
 def read_progress(files: SmallFiles, checkpoint: str) -> Progress:

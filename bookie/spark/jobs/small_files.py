@@ -7,6 +7,7 @@ which takes about a second.
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,6 +38,10 @@ class SmallFiles(ABC):
     @abstractmethod
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
         """Create the directory `path` with one file, which contains the line `text`.
+
+        With `replaces`, the directory may be missing after a crash, because Hadoop's file systems
+        have no common way to replace a directory. If the old text is needed then, write the new
+        text to a second directory first.
 
         Raises:
             FileExistsError: the directory exists, and `replaces` is not set.
@@ -118,26 +123,33 @@ class _HadoopFiles(SmallFiles):
         return any(str(one.getPath().getName()).endswith(ending) for one in _below(files, at))
 
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
-        from py4j.protocol import Py4JJavaError  # a client of Spark Connect may lack py4j
-
         files, directory = self._at(path)
-        if replaces:
-            files.delete(directory, True)
-        _, at = self._at(f"{path}/part-0.txt")
-        try:
-            stream = files.create(at, False)
-        except Py4JJavaError as error:
-            if files.exists(at):
-                raise FileExistsError(path) from error
-            raise
+        if files.exists(directory) and not replaces:
+            raise FileExistsError(path)
+        # The directory is renamed, so a crash during the write leaves no file with half a text.
+        _, beside = self._at(f"{path}.{uuid.uuid4()}")
+        stream = files.create(self._in(beside, "part-0.txt"), False)
         try:
             stream.write(bytearray(f"{text}\n".encode()))
         finally:
             stream.close()
+        if replaces:
+            files.delete(directory, True)
+        is_renamed = files.rename(beside, directory)
+        if not is_renamed and not files.exists(directory):
+            raise OSError(f"{beside.toString()} cannot be renamed to {path}")
+        # If another process has just created `path`, many file systems move a directory into it.
+        inside = self._in(directory, beside.getName())
+        if not is_renamed or files.exists(inside):
+            files.delete(inside if is_renamed else beside, True)
+            raise FileExistsError(path)
 
     def _at(self, path: str) -> tuple[Any, Any]:
         at = self._jvm.org.apache.hadoop.fs.Path(path)
         return at.getFileSystem(self._conf), at
+
+    def _in(self, directory: Any, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(directory, name)
 
     def _read(self, files: Any, at: Any) -> str:
         stream = files.open(at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ class FilesInMemory(SmallFiles):
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[str, str]] = {}
+        self.writes_left: int | None = None
+        """The process is killed in the write after these, when the former text is deleted."""
 
     def texts(self, path: str) -> dict[str, str]:
         return self.by_path.get(path, {})
@@ -35,6 +39,11 @@ class FilesInMemory(SmallFiles):
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
         if path in self.by_path and not replaces:
             raise FileExistsError(path)
+        self.by_path.pop(path, None)
+        if self.writes_left is not None:
+            self.writes_left -= 1
+            if self.writes_left < 0:
+                raise KeyboardInterrupt
         self.by_path[path] = {"part": text}
 
 
@@ -62,6 +71,26 @@ def test_topics_that_come_later_belong_to_the_checkpoint_as_well(files: FilesInM
     assert read_mark(files, "/c") == found
     claim_checkpoint(files, migration(a="1", b="3"), is_proven=True, takes_over=True)
     claim_checkpoint(files, migration(a="1", b="3"), is_proven=True)
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_mark_is_not_lost_while_it_is_replaced(files: FilesInMemory, writes: int) -> None:
+    """Whenever the process is killed, the checkpoint has the former mark or the new one."""
+    claim_checkpoint(files, migration(a="1"), is_proven=True)
+    first = read_mark(files, "/c")
+    assert first is not None
+    files.writes_left = writes
+    with suppress(KeyboardInterrupt):
+        claim_checkpoint(files, migration(b="2"), is_proven=True)
+    files.writes_left = None
+    found = read_mark(files, "/c")
+    assert found in (first, replace(first, logs={"a": "1", "b": "2"}))
+    with pytest.raises(BadRequestError, match="the log a was deleted and made anew"):
+        claim_checkpoint(files, migration(a="3"), is_proven=False)
+    claim_checkpoint(files, migration(c="3"), is_proven=False)
+    found = read_mark(files, "/c")
+    assert found is not None
+    assert (found.id, found.logs["c"]) == (first.id, "3")
 
 
 @pytest.mark.parametrize(
