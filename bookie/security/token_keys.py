@@ -12,13 +12,15 @@ only the owner can read the second file. Only the owner can ever read the first 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.private_files import NewFile, replace_files
+from bookie.security.private_files import NewFile, locked, replace_files
 from bookie.security.tokens import (
     EDDSA,
     HS256,
@@ -55,22 +57,22 @@ def create_key(directory: Path, algorithm: str | None = None) -> str:
         BadRequestError: the algorithm is unknown, or a file in `directory` is damaged.
         OSError: a file cannot be read or written.
     """
-    if algorithm is None:
-        path = signing_key_path(directory)
-        algorithm = _read_signing_key(path)["alg"] if path.exists() else EDDSA
-    key_id = os.urandom(8).hex()
-    facts = {"kid": key_id, "alg": algorithm, "use": "sig"}
-    if algorithm == EDDSA:
-        verifying, secret = _ed25519_key()
-        signing = verifying | {"d": secret}
-    elif algorithm == HS256:
-        verifying = signing = {"kty": "oct", "k": _encoded(os.urandom(SECRET_BYTES_MIN))}
-    else:
+    if algorithm not in (None, *ALGORITHMS):
         raise BadRequestError(f"the algorithm must be {' or '.join(ALGORITHMS)}, not {algorithm}")
+    path, key_id = signing_key_path(directory), os.urandom(8).hex()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The key set is written first: after a crash, no key signs tokens that bookies cannot verify.
-    key_set = _key_set_file(directory, [*_read_key_set(directory), verifying | facts])
-    replace_files([key_set, NewFile(signing_key_path(directory), _json(signing | facts), 0o600)])
+    with locked(directory):
+        if algorithm is None:
+            algorithm = _read_signing_key(path)["alg"] if path.exists() else EDDSA
+        facts = {"kid": key_id, "alg": algorithm, "use": "sig"}
+        if algorithm == EDDSA:
+            verifying, secret = _ed25519_key()
+            signing = verifying | {"d": secret}
+        else:
+            verifying = signing = {"kty": "oct", "k": _encoded(os.urandom(SECRET_BYTES_MIN))}
+        # The key set is written first, so bookies can verify all tokens, also after a crash.
+        key_set = _key_set_file(directory, [*_read_key_set(directory), verifying | facts])
+        replace_files([key_set, NewFile(path, _json(signing | facts), 0o600)])
     return key_id
 
 
@@ -81,17 +83,20 @@ def forget_key(directory: Path, key_id: str) -> None:
         BadRequestError: the key does not exist, or it is the signing key, or a file is damaged.
         OSError: a file cannot be read or written.
     """
-    keys = _read_key_set(directory)
-    remaining = [one for one in keys if one["kid"] != key_id]
-    if len(remaining) == len(keys):
-        known = ", ".join(one["kid"] for one in keys) or "none"
-        raise BadRequestError(f"{key_set_path(directory)} holds no key {key_id}; it holds {known}")
-    if _read_signing_key(signing_key_path(directory))["kid"] == key_id:
-        raise BadRequestError(
-            f"the key {key_id} signs new tokens; make another one first: "
-            f"`bookie security token-key {directory}`"
-        )
-    replace_files([_key_set_file(directory, remaining)])
+    with _locked(directory):
+        keys = _read_key_set(directory)
+        remaining = [one for one in keys if one["kid"] != key_id]
+        if len(remaining) == len(keys):
+            known = ", ".join(one["kid"] for one in keys) or "none"
+            raise BadRequestError(
+                f"{key_set_path(directory)} holds no key {key_id}; it holds {known}"
+            )
+        if _read_signing_key(signing_key_path(directory))["kid"] == key_id:
+            raise BadRequestError(
+                f"the key {key_id} signs new tokens; make another one first: "
+                f"`bookie security token-key {directory}`"
+            )
+        replace_files([_key_set_file(directory, remaining)])
 
 
 def make_token(
@@ -122,6 +127,24 @@ def make_token(
     issued = int(now_seconds)
     claims = {"sub": name, "aud": audience, "iat": issued, "exp": issued + seconds}
     return encode(claims, _signing_material(jwk), jwk["alg"], {"kid": jwk["kid"]})
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Lock a directory that must exist, until the block ends.
+
+    Raises:
+        BadRequestError: the directory does not exist.
+    """
+    try:
+        with locked(directory):
+            yield
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        raise BadRequestError(
+            f"{directory} does not exist; `bookie security token-key {directory}` makes a key"
+        ) from error
 
 
 def _ed25519_key() -> tuple[dict[str, str], str]:

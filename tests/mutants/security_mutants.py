@@ -191,6 +191,14 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "Each bookie could make tokens, and nobody would notice.",
     ),
     Mutant(
+        "a command makes a key beside another command",
+        "bookie/security/token_keys.py",
+        "    with locked(directory):\n        if algorithm",
+        "    with contextlib.nullcontext():\n        if algorithm",
+        (f"{_TOKEN_KEYS}::test_commands_at_the_same_time",),
+        "No bookie could verify the tokens of the key that signs.",
+    ),
+    Mutant(
         "everybody reads the secrets of a key set",
         "bookie/security/token_keys.py",
         "content, 0o600 if is_secret else 0o644)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,45 @@ def test_keys_that_are_not_forgotten(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match="signs new tokens; make another one first"):
         token_keys.forget_key(tmp_path, key_id)
     assert ids(tmp_path) == [key_id]
+
+
+@pytest.mark.parametrize("command", ["create", "forget"])
+def test_commands_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A second command begins while the first one has read the key set, and not yet written it."""
+    former = token_keys.create_key(tmp_path)
+    token_keys.create_key(tmp_path)
+    made: list[str] = []
+    second = threading.Thread(target=lambda: made.append(token_keys.create_key(tmp_path)))
+    read = token_keys._read_key_set
+
+    def late(directory: Path) -> list[dict[str, Any]]:
+        found = read(directory)
+        if second.ident is None:
+            second.start()
+            second.join(1)  # the lock keeps it waiting
+        return found
+
+    monkeypatch.setattr(token_keys, "_read_key_set", late)
+    if command == "create":
+        made.append(token_keys.create_key(tmp_path))
+    else:
+        token_keys.forget_key(tmp_path, former)
+    second.join()
+    signing = json.loads(token_keys.signing_key_path(tmp_path).read_bytes())["kid"]
+    assert signing in made
+    assert set(made) <= set(ids(tmp_path))
+    assert (former in ids(tmp_path)) == (command == "create")
+    assert verifier(tmp_path).verify(token(tmp_path), NOW)
+
+
+def test_keys_of_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError, match=r"none does not exist; `bookie security token-key"):
+        token_keys.forget_key(tmp_path / "none", "x")
+    with pytest.raises(BadRequestError, match="must be EdDSA or HS256"):
+        token_keys.create_key(tmp_path / "none", "RS256")
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
