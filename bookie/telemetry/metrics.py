@@ -81,8 +81,9 @@ class Metrics:
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
     change at every request are `FastCounter` or `FastHistogram` objects, which only the event
-    loop's thread may change. Names of metrics have the prefix ``bookie_``, and end in a unit.
-    The values of each label come from a fixed set, so labels never name ledgers or clients.
+    loop's thread may change. Names of metrics have the prefix ``bookie_``. The names of counters
+    end in ``_total``. Amounts in seconds or bytes have this unit in their names. The values of each
+    label come from a fixed set, so labels never name ledgers or clients.
     """
 
     exposed: ClassVar[tuple[str, ...]] = ("",)
@@ -124,7 +125,7 @@ class Metrics:
         )
         self.journal_handback_seconds = declare.fast_histogram(
             "journal_handback_seconds",
-            "Time from a block being durable to the event loop completing its requests.",
+            "Time from the sync of a block until the event loop completes its requests.",
         )
         self.journal_bytes_total = declare.fast_counter(
             "journal_bytes_total", "Bytes written to the journal, headers and padding included."
@@ -163,23 +164,24 @@ class Metrics:
             "compaction_seconds", "Time of one round of compaction that took a file."
         )
         self.compaction_files_total = declare.counter(
-            "compaction_files_total", "Files whose live entries were looked for, to move them."
+            "compaction_files_total", "Files that were searched for live entries to move."
         )
         self.compaction_kept_files_total = declare.counter(
-            "compaction_kept_files_total", "Files left alone because not all of them is readable."
+            "compaction_kept_files_total",
+            "Files that were not removed, because a part of them is unreadable.",
         )
         self.compaction_bytes_total = declare.counter(
             "compaction_bytes_total", "Live entry bytes that were moved into new logs."
         )
         self.reclaimed_bytes_total = declare.counter(
             "reclaimed_bytes_total",
-            "Bytes of files that were removed because nothing in them lived.",
+            "Bytes of files that were removed, because they had no live entry.",
         )
 
         self.garbage_rounds_total = declare.counter(
             "garbage_rounds_total",
             "Rounds of garbage collection, by outcome: done, aborted (the metadata store did not"
-            " answer) or stopped (an operator has to decide first).",
+            " answer) or stopped (an operator must decide first).",
             "outcome",
         )
         for outcome in GARBAGE_OUTCOMES:
@@ -188,12 +190,13 @@ class Metrics:
             "garbage_seconds", "Time of one round of garbage collection, its listing included."
         )
         self.garbage_ledgers_total = declare.counter(
-            "garbage_ledgers_total", "Ledgers deleted because the metadata store has them no more."
+            "garbage_ledgers_total",
+            "Ledgers deleted because the metadata store no longer has them.",
         )
         self.garbage_stopped = declare.gauge(
             "garbage_stopped",
             "1 = the metadata store went back in time, or too many ledgers are absent from it;"
-            " an operator decides.",
+            " an operator must decide.",
         )
         self.garbage_waiting_ledgers = declare.gauge(
             "garbage_waiting_ledgers",
@@ -210,11 +213,12 @@ class Metrics:
         )
         self.reads_given_up_total = declare.counter(
             "reads_given_up_total",
-            "Reads of streams that were not answered: their clients' time was over before.",
+            "Reads of streams that had no result before their timeout.",
         )
         self.rate_limited_total = declare.counter(
             "rate_limited_total",
-            "Requests told to come back later, by whose rate was used up: identity or namespace.",
+            "Requests refused because a rate was used up, by the owner of the rate: identity or"
+            " namespace.",
             "kind",
         )
         self.in_flight_add_bytes = declare.gauge(
@@ -228,35 +232,37 @@ class Metrics:
         )
         self.unfinished_bytes = declare.gauge(
             "unfinished_bytes",
-            "Bytes that arrived of messages which are incomplete or not yet read; an estimate.",
+            "Bytes received of messages that are incomplete or not yet read; an estimate.",
         )
         self.ledger_states = declare.gauge("ledger_states", "Ledgers whose state is in memory.")
         self.integrity_check_needed = declare.gauge(
             "integrity_check_needed",
-            "1 while durable data was found damaged or missing and has not been made whole.",
+            "1 from the detection of damaged or missing durable data until its repair, else 0.",
         )
         self.limbo_ledgers = declare.gauge(
-            "limbo_ledgers", "Ledgers in limbo: they get no negative answer."
+            "limbo_ledgers", "Ledgers in limbo: the bookie may have lost entries of these ledgers."
         )
         self.missing_entries = declare.gauge(
             "missing_entries",
-            "Entries that the last check did not find though ensembles give them to this bookie;"
-            " 0 before the first check, which comes soon after a start.",
+            "Entries that the last check did not find, although ensembles assign them to this"
+            " bookie; 0 before the first check, which comes soon after a start.",
         )
         self.integrity_check_age_seconds = declare.gauge(
             "integrity_check_age_seconds",
-            "Seconds since the end of the last check of all entries that should be here; before"
-            " the first check, since the start.",
+            "Seconds since the end of the last check of all entries that this bookie should have;"
+            " before the first check, since the start.",
         )
         self.scrub_bytes_total = declare.counter(
             "scrub_bytes_total", "Bytes of files and index that the scrubber has read."
         )
         self.scrub_passes_total = declare.counter(
-            "scrub_passes_total", "Times that the scrubber has read everything."
+            "scrub_passes_total", "Passes of the scrubber over all files and the index."
         )
-        self.lac_watches = declare.gauge("lac_watches", "Ledgers watched, summed over watchers.")
+        self.lac_watches = declare.gauge(
+            "lac_watches", "Watches of ledgers; a ledger with two watchers counts twice."
+        )
         self.errors_total = declare.counter(
-            "errors_total", "Errors that were not the caller's fault, by kind.", "kind"
+            "errors_total", "Errors that no caller caused, by kind.", "kind"
         )
         for kind in ERROR_KINDS:
             self.errors_total.labels(kind)
@@ -264,12 +270,12 @@ class Metrics:
     def _declare_limits(self, declare: _Declare) -> None:
         self.identity_share = declare.gauge(
             "identity_share",
-            "Share of the bytes of adds or reads in flight that the greediest identity holds.",
+            "Largest share of the bytes of adds or reads in flight that one identity holds.",
         )
         self.share_exceeded_total = declare.counter(
             "share_exceeded_total",
-            "Requests over the share of a connection or identity: adds are held back, all others"
-            " are refused.",
+            "Requests over the share of a connection or identity: adds wait, all others are"
+            " refused.",
             "holder",
             "of",
         )
@@ -277,8 +283,8 @@ class Metrics:
             self.share_exceeded_total.labels(*pair)
         self.slow_readers_ended_total = declare.counter(
             "slow_readers_ended_total",
-            "Calls whose clients took too little for rpc.slow_reader_seconds, and lost their"
-            " connection.",
+            "Calls that ended with their connection, because the client read too slowly for"
+            " rpc.slow_reader_seconds.",
         )
         self.calls_given_up_total = declare.counter(
             "calls_given_up_total",
@@ -291,12 +297,12 @@ class Metrics:
             "loop_lag_seconds", "How late the event loop woke up; long slices of Python show here."
         )
         self.connections = declare.gauge(
-            "connections", "Connections of clients to the gRPC ports, at the last look."
+            "connections", "Connections of clients to the gRPC ports, when last counted."
         )
         self.connections_ended_total = declare.counter(
             "connections_ended_total",
             "Connections that were ended because too many were open, from one address or in total,"
-            " or held too much that is unfinished; those to the HTTP port begin with http_.",
+            " or had too many unfinished bytes; reasons of the HTTP port begin with http_.",
             "reason",
         )
         for reason in CONNECTION_ENDS:
@@ -325,30 +331,35 @@ class Metrics:
 
     def _declare_repair(self, declare: _Declare) -> None:
         self.repair_auditor = declare.gauge(
-            "repair_auditor", "1 while this bookie audits the cluster; one bookie does."
+            "repair_auditor", "1 while the auditor of the cluster runs here, else 0."
         )
         self.repair_bookies_away = declare.gauge(
-            "repair_bookies_away", "Bookies that are not registered; the auditor tells."
+            "repair_bookies_away",
+            "Bookies that are not registered; 0 unless the auditor runs here.",
         )
         self.repair_split = declare.gauge(
             "repair_split",
-            "1 while so many bookies are away that none of them counts as lost; the auditor tells.",
+            "1 while so many bookies are away that none of them counts as lost; 0 unless the"
+            " auditor runs here.",
         )
         self.repair_audit_age_seconds = declare.gauge(
             "repair_audit_age_seconds",
-            "Seconds since the end of the last audit, or since this auditor knows of none.",
+            "Seconds since the end of the last audit, or without one since the auditor's start; 0"
+            " unless the auditor runs here.",
         )
         self.repair_marked_ledgers = declare.gauge(
-            "repair_marked_ledgers", "Ledgers that lack copies; the auditor tells."
+            "repair_marked_ledgers",
+            "Ledgers that lack copies; 0 unless the auditor runs here.",
         )
         self.repair_abandoned_ledgers = declare.gauge(
-            "repair_abandoned_ledgers", "Open ledgers whose writer is gone; the auditor tells."
+            "repair_abandoned_ledgers",
+            "Open ledgers whose writer is gone; 0 unless the auditor runs here.",
         )
         self.repair_copied_entries_total = declare.counter(
             "repair_copied_entries_total", "Entries that this bookie's repairs copied."
         )
         self.repair_copied_bytes_total = declare.counter(
-            "repair_copied_bytes_total", "Bytes of these entries."
+            "repair_copied_bytes_total", "Bytes of the entries that this bookie's repairs copied."
         )
         self.repair_outcomes_total = declare.counter(
             "repair_outcomes_total", "Repairs of this bookie by outcome.", "outcome"
@@ -363,7 +374,8 @@ class Metrics:
             "repair_reclaimed_ledgers_total", "Ledgers whose unnamed copies were removed here."
         )
         self.repair_reclaimed_bytes_total = declare.counter(
-            "repair_reclaimed_bytes_total", "Bytes of the entries that were removed so."
+            "repair_reclaimed_bytes_total",
+            "Bytes of the entries of unnamed copies that were removed here.",
         )
 
     def exposition(self) -> tuple[bytes, str]:

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from bookie.daemon.repair_process import RepairProcessMetrics
 from bookie.telemetry import Event, Metrics, configure_logging, event_log
 from bookie.telemetry import metrics as telemetry
+from bookie.telemetry.fast_metrics import FastCounter
 
 PACKAGE = Path(telemetry.__file__).parents[1]
 
@@ -52,6 +54,32 @@ def test_every_declared_metric_is_exposed_under_its_name() -> None:
     declared = vars(metrics).keys() - {"registry", "info"}
     assert declared
     assert {f"bookie_{name.removesuffix('_total')}" for name in declared} <= exposed.keys()
+
+
+def test_names_say_what_is_counted() -> None:
+    """A counter by its end, and an amount by its unit."""
+    metrics = Metrics()
+    for name, metric in vars(metrics).items():
+        is_counter = isinstance(metric, Counter | FastCounter)
+        assert is_counter == name.endswith("_total"), name
+    body, _ = metrics.exposition()
+    for family in text_string_to_metric_families(body.decode()):
+        words = re.findall(r"[a-z]+", family.documentation.lower())
+        if words[0] in ("time", "seconds") or "in seconds" in family.documentation:
+            assert family.name.endswith("_seconds"), family.documentation
+        if words[0] == "bytes":
+            assert "bytes" in family.name.split("_"), family.documentation
+
+
+@pytest.mark.parametrize(
+    "slang",
+    ["tells", "told", "looked for", "no more", "left alone", "greediest", "at the last look"],
+)
+def test_help_texts_use_plain_words(slang: str) -> None:
+    body, _ = Metrics().exposition()
+    texts = [line for line in body.decode().splitlines() if line.startswith("# HELP bookie_")]
+    assert texts
+    assert [line for line in texts if slang in line] == []
 
 
 def test_a_process_that_repairs_exposes_no_bookie() -> None:
