@@ -77,7 +77,8 @@ def from_json(given: Any) -> StreamOffset:
     )
     if not isinstance(given, dict):
         raise wrong
-    found = StreamOffset({}, log_ids := {})
+    log_ids: dict[str, str] = {}
+    found = StreamOffset({}, log_ids)
     for text, partitions in given.items():
         if not isinstance(partitions, dict):
             raise wrong
