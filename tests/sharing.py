@@ -18,6 +18,7 @@ TOGETHER = {
     "tests/fault/test_commands_on_a_cluster.py": "bookie local",
     "tests/fault/test_demo.py": "bookie local",
     "tests/fault/test_local_cluster.py": "bookie local",
+    "tests/system/test_first_process.py": "bookie local",
     # It parses every file once.
     "tests/unit/test_tidy.py": "sources",
 }

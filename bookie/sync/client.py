@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import chain
 from typing import Self, Unpack
 
 from bookie.api import BookKeeper, ClientOptions
@@ -27,7 +26,7 @@ from bookie.metadata.versioned import Versioned
 from bookie.sync.consumers import SyncGroupMember, SyncLogConsumer
 from bookie.sync.forwarding import Shown, forwarded, opened, shown
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle, SyncReader, SyncWriter
-from bookie.sync.iterator import SyncIterator
+from bookie.sync.iterator import Batches, SyncIterator
 from bookie.sync.log_handles import (
     SyncCursors,
     SyncLogPublisher,
@@ -178,7 +177,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
-        return SyncIterator(pump, chain.from_iterable)
+        return SyncIterator(pump, Batches(pump).items)
 
     async def _log_batches(
         self, name: str, partition: int | None, place: ReaderKeywords

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from itertools import chain
 from typing import Any, TypeVar
 
 from bookie.entry.entry import Entry
@@ -13,7 +12,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.write.handle import WriterHandle
 from bookie.sync.forwarding import Shown, shown
-from bookie.sync.iterator import Pump, SyncIterator
+from bookie.sync.iterator import Batches, Pump, SyncIterator
 from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class SyncHandle:
     ) -> SyncIterator[T]:
         """Return an iterator over an async generator. About `ahead` items are read in advance."""
         pump = self._pump(source, ahead, timeout)
-        return SyncIterator(pump, iter)
+        return SyncIterator(pump, pump.__iter__)
 
     def _pump(self, source: AsyncIterator[T], ahead: int, timeout: float | None) -> Pump[T]:
         check_timeout(timeout)
@@ -130,7 +129,7 @@ class SyncReader(SyncHandle):
         """Yield entries in order. The loop reads whole batches; see `ReaderHandle.read`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         pump = self._pump(source, BATCHES_AHEAD, timeout)
-        return SyncIterator(pump, chain.from_iterable)
+        return SyncIterator(pump, Batches(pump).items)
 
     def read_batches(
         self,

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from bookie.sync.loop_thread import Closing, LoopThread, late
@@ -142,6 +143,22 @@ class Pump(Generic[T]):
                 self._room.clear()
 
 
+class Batches(Iterator[Iterator[T]]):
+    """The batches of a pump, each as an iterator; keeps the iterator of the last batch."""
+
+    def __init__(self, pump: Pump[Any]) -> None:
+        self._pump = pump
+        self._last: Iterator[T] = iter(())
+
+    def __next__(self) -> Iterator[T]:
+        self._last = iter(next(self._pump))
+        return self._last
+
+    def items(self) -> Iterator[T]:
+        """Return the remaining items of the last batch, and then the items of further batches."""
+        return chain.from_iterable(chain((self._last,), self))
+
+
 class SyncIterator(Iterator[T], Closing):
     """A plain iterator over an async generator, which is read a few items in advance.
 
@@ -151,13 +168,14 @@ class SyncIterator(Iterator[T], Closing):
 
     Args:
         pump: reads the generator.
-        items_of: returns the items of the pump, such as the records of its batches.
+        items: returns an iterator over the remaining items of the pump, such as the records of its
+            batches.
     """
 
-    def __init__(self, pump: Pump[Any], items_of: Callable[[Pump[Any]], Iterator[T]]) -> None:
+    def __init__(self, pump: Pump[Any], items: Callable[[], Iterator[T]]) -> None:
         self._pump = pump
-        self._items_of = items_of
-        self._items = items_of(pump)
+        self._remaining = items
+        self._items = items()
 
     def __del__(self) -> None:
         pump: Pump[Any] | None = getattr(self, "_pump", None)
@@ -170,8 +188,8 @@ class SyncIterator(Iterator[T], Closing):
         except StopIteration:
             raise
         except BaseException:
-            # After an error, such as a timeout or Ctrl-C, `itertools.chain` would end for good.
-            self._items = self._items_of(self._pump)
+            # After an error, such as a timeout or Ctrl-C, `itertools.chain` may end for good.
+            self._items = self._remaining()
             raise
 
     def close(self) -> None:

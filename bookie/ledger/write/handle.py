@@ -627,8 +627,12 @@ class WriterHandle:
             self._pool.off_close(self._on_client_closed)
 
     def _forced(self, error: BookieError | None) -> None:
-        if self._forcers.done(error):
-            self._loop.call_soon(self._step, Force())
+        deferred = self._machine.deferred
+        is_synced = error is None and (deferred is None or not deferred.unsynced)
+        while self._forcers.done(error):
+            if not is_synced:
+                self._loop.call_soon(self._step, Force())
+                break
         self._schedule_flush()
 
     def _closed(self, metadata: LedgerMetadata) -> None:

@@ -95,7 +95,8 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
     """
     text = json.dumps(asdict(mark))
     try:
-        if replaces:
+        # Without `MARK`, an earlier job was killed here, and `NEXT` is the only mark.
+        if replaces and files.texts(f"{directory}/{MARK}"):
             files.write(f"{directory}/{NEXT}", text, replaces=True)
         files.write(f"{directory}/{MARK}", text, replaces=replaces)
         is_ours = read_mark(files, directory) == mark

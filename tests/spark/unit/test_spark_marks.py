@@ -74,6 +74,22 @@ def test_topics_that_come_later_belong_to_the_checkpoint_as_well(files: FilesInM
 
 
 @pytest.mark.parametrize("writes", range(3))
+def test_a_mark_is_not_lost_by_two_kills(files: FilesInMemory, writes: int) -> None:
+    """The second process finds the mark that the first one was about to replace."""
+    claim_checkpoint(files, migration(a="1"), is_proven=True)
+    for log, left in (("b", 1), ("c", writes)):
+        files.writes_left = left
+        with suppress(KeyboardInterrupt):
+            claim_checkpoint(files, migration(**{log: "2"}), is_proven=True)
+        assert read_mark(files, "/c") is not None
+    files.writes_left = None
+    claim_checkpoint(files, migration(d="3"), is_proven=True)
+    found = read_mark(files, "/c")
+    assert found is not None
+    assert found.logs.keys() >= {"a", "b", "d"}
+
+
+@pytest.mark.parametrize("writes", range(3))
 def test_a_mark_is_not_lost_while_it_is_replaced(files: FilesInMemory, writes: int) -> None:
     """Whenever the process is killed, the checkpoint has the former mark or the new one."""
     claim_checkpoint(files, migration(a="1"), is_proven=True)

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator
-from itertools import chain
+from collections.abc import AsyncGenerator, Iterable
+from typing import Self
 
 import pytest
 
 from bookie.errors import NoSuchEntryError, OperationTimeoutError
 from bookie.sync import SyncBookKeeper, SyncHandle, SyncIterator
-from bookie.sync.iterator import Pump
+from bookie.sync.iterator import Batches, Pump
 from bookie.sync.loop_thread import this_process
 
 WAIT_SECONDS_MAX = 120.0
@@ -190,13 +190,47 @@ def test_batches_go_on_behind_a_timeout() -> None:
 
     pump = Pump(home, batches(), 2)
     pump.timeout = 0.05
-    with SyncIterator(pump, chain.from_iterable) as numbers:
+    with SyncIterator(pump, Batches[int](pump).items) as numbers:
         assert next(numbers) == 0
         with pytest.raises(OperationTimeoutError):
             next(numbers)
         pump.timeout = WAIT_SECONDS_MAX
         home.loop.call_soon_threadsafe(gate.set)
         assert list(numbers) == [1, 2]
+
+
+class Interrupted:
+    """A batch whose reader presses Ctrl-C once, between two items."""
+
+    def __init__(self) -> None:
+        self._left: list[int | None] = [3, 2, None, 1]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        if not self._left:
+            raise StopIteration
+        item = self._left.pop()
+        if item is None:
+            raise KeyboardInterrupt
+        return item
+
+
+def test_ctrl_c_within_a_batch_loses_no_other_item() -> None:
+    """The rest of the batch comes, and then the next batch."""
+
+    async def batches() -> AsyncGenerator[Iterable[int], None]:
+        yield [0]
+        yield Interrupted()
+        yield [4]
+
+    pump = Pump(this_process.home(), batches(), 2)
+    with SyncIterator(pump, Batches[int](pump).items) as numbers:
+        assert [next(numbers), next(numbers)] == [0, 1]
+        with pytest.raises(KeyboardInterrupt):
+            next(numbers)
+        assert list(numbers) == [2, 3, 4]
 
 
 def test_ctrl_c_in_a_waiting_call_cancels_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -106,6 +107,31 @@ async def test_a_force_covers_what_returned_before_it(monkeypatch: pytest.Monkey
             await turns()
             assert [force.done() for force in forces] == [True, number == 1]
             assert writer.last_add_confirmed == number
+
+
+async def test_a_force_before_a_close_is_no_force_of_a_closed_writer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for another force, which has synced all that there is."""
+    monkeypatch.setattr(WriterHandle, "_spawn_force", lambda *_: None)
+    monkeypatch.setattr(WriterHandle, "_on_metadata", AsyncMock())
+    async with fake_pool() as pool:
+        writer = writer_on(pool, deferred_sync=True)
+        append = pool.tasks.create_task(writer.append(b"x"))
+        await turns()
+        for slot in range(3):
+            pool.lane(slot).answer()
+        await append
+        forces = [pool.tasks.create_task(writer.force()) for _ in range(2)]
+        await turns()
+        closing = pool.tasks.create_task(failure_of(writer.close()))
+        await turns()
+        for slot in range(3):
+            writer.take(ForceAnswered(0, slot, Status.OK))
+        await turns()
+        assert [force.done() and force.exception() for force in forces] == [None, None]
+        writer.abandon()
+        assert isinstance(await closing, ClientClosedError)
 
 
 async def test_forces_of_an_abandoned_writer_fail(monkeypatch: pytest.MonkeyPatch) -> None:
