@@ -1,6 +1,7 @@
-"""Protocols of the objects that `wire` connects: the node, and gRPC's call objects.
+"""Protocols of the objects that `wire` connects: the node, and the calls that a carrier brings.
 
-gRPC for Python has no type information, so `CallContext` lists the methods that bookie uses.
+A carrier takes bytes from the network: gRPC or frames. Each carrier gives the handlers of streams a
+`CallContext`, so the handlers know no carrier.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ SERVICE = "bookie.v1.Bookie"
 """The full name of the service, in call paths and for health checks."""
 
 
-class CallContext(Protocol):
-    """The server's side of one call."""
+class BrokenCallError(Exception):
+    """The call has ended, so nothing can be read or sent; only a carrier raises it."""
 
-    async def read(self) -> Any:
-        """Return the next message's bytes, or `grpc.aio.EOF`."""
+
+class CallContext(Protocol):
+    """The server's side of one call.
+
+    When the connection breaks, the carrier cancels the call's handler, or `read` and `write` raise
+    `BrokenCallError`.
+    """
+
+    async def read(self) -> bytes | None:
+        """Return the next message's bytes; None after the client's last message."""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one message; wait until gRPC takes it, so that a slow client slows the sender."""
+        """Send one message; wait until the carrier takes it, so a slow client slows the sender."""
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
         """Report to the client at once that the bookie has accepted the call."""

@@ -50,6 +50,7 @@ from bookie.testing.simulation.simulated_network import (
     SimulatedProcess,
     run_in,
 )
+from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.grpc_server import _Gate
 from bookie.wire.grpc.server.service import BookieService
 
@@ -375,7 +376,7 @@ class SimulatedBookie:
 
     @asynccontextmanager
     async def _port(self, gate: _Gate, service: BookieService) -> AsyncIterator[None]:
-        gate.service_handlers = service.handlers()
+        gate.service_handlers = grpc_handlers(service.handlers())
         try:
             yield
         finally:

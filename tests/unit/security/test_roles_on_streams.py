@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from grpc import aio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
@@ -29,7 +27,6 @@ from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.grpc.server.visits import Reception, Visit
-from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import (
     WatchChange,
     encode_watch_change,
@@ -114,7 +111,7 @@ async def test_a_ledger_that_was_let_go_is_not_watched_after_its_look_up() -> No
             await asyncio.sleep(0)
         assert node.watchers[0].ledgers == set()
         assert call.answers == []
-        call.requests.put_nowait(aio.EOF)
+        call.requests.put_nowait(None)
 
 
 async def test_a_stream_that_was_ended_ends_although_ledgers_go_on() -> None:
@@ -177,8 +174,7 @@ async def test_a_listing_ends_when_the_role_is_taken_away(
     keeper.take(Grants([Grant("p", Role.REPAIRER)]))
     call.written = lambda: keeper.take(Grants())
     service = BookieService(node, node.settings, Metrics(), keeper)
-    details = SimpleNamespace(method=f"/{SERVICE}/{rpc}", invocation_metadata=())
-    await service.handlers().service(details).unary_stream(request_.SerializeToString(), call)
+    await service.handlers().listings[rpc](request_.SerializeToString(), call)
     statuses = [parse(page)[0].status for page in call.pages]
     assert statuses == [Status.OK, Status.NOT_PERMITTED]
 
@@ -230,4 +226,4 @@ async def test_fencing_reads_skip_turns_once_they_are_permitted(
         store.open.set()
         await until(lambda: call.count == 3)
         assert len(taken) == turns
-        call.requests.put_nowait(aio.EOF)
+        call.requests.put_nowait(None)

@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from grpc import aio
-
 from bookie.env import Outcome
 from bookie.errors import BadRequestError, BookieError
 from bookie.ids import (
@@ -43,7 +41,7 @@ from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.grpc.server.shares import ADD_OVERHEAD_BYTES
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.grpc.server.visits import Visit
-from bookie.wire.interfaces import BookieNode, CallContext
+from bookie.wire.interfaces import BookieNode, BrokenCallError, CallContext
 
 PENDING_MAX: Final = 4096
 """The largest number of unanswered requests; a client that reads no answers must wait."""
@@ -114,9 +112,9 @@ class AddStreamHandler(StreamHandler):
         while not self._ended:
             try:
                 data = await context.read()
-            except aio.BaseError:
+            except BrokenCallError:
                 break
-            if data is aio.EOF:
+            if data is None:
                 break
             self.arrived.message(len(data))
             busy.add(self)

@@ -32,6 +32,7 @@ from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.arrivals import Arrivals
+from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE, BookieNode
 
@@ -119,7 +120,7 @@ class HeldPort:
         service = BookieService(
             bookie, bookie.settings, metrics, gatekeeper, rates, self._settings, arrivals
         )
-        self._gate.service_handlers = service.handlers()
+        self._gate.service_handlers = grpc_handlers(service.handlers())
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         _log.info(

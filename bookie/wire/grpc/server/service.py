@@ -1,21 +1,18 @@
-"""The gRPC service: it parses each request, calls the node, and encodes the node's reply.
+"""The service of a bookie: it parses each request, calls the node, and encodes the node's reply.
 
-gRPC passes messages to the handlers as bytes, without serializers. A table has one row for each
-unary call. The row says how to parse the request, call the node, encode the reply, and encode a
-refusal. A reply reports an error by its status; only `ErrorMapper` knows the status of an error.
+The carriers pass messages to the handlers as bytes, without serializers. A table has one row for
+each unary call. The row says how to parse the request, call the node, encode the reply, and encode
+a refusal. A reply reports an error by its status; only `ErrorMapper` knows the status of an error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
-
-import grpc
-from grpc import aio
 
 from bookie.config import NodeSettings, RpcSettings
 from bookie.env import SystemClock
@@ -40,7 +37,7 @@ from bookie.wire.grpc.server.read_stream import TOO_LATE, ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.grpc.server.visits import Reception, Visit
 from bookie.wire.grpc.transport import check_recipient, named
-from bookie.wire.interfaces import SERVICE, BookieNode, IdentifiedCall
+from bookie.wire.interfaces import BookieNode, BrokenCallError, IdentifiedCall
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -73,8 +70,20 @@ class _Call(Generic[_Request, _Reply]):
     status_of: Callable[[_Reply], Status] = _status
 
 
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """The handlers of a bookie's calls, by the name of the call."""
+
+    streams: Mapping[str, Callable[[IdentifiedCall], Awaitable[None]]]
+    """Calls with many messages in both directions."""
+    listings: Mapping[str, Callable[[bytes, IdentifiedCall], Awaitable[None]]]
+    """Calls with one request; the handler writes the pages of the answer."""
+    calls: Mapping[str, Callable[[bytes, IdentifiedCall], Awaitable[bytes]]]
+    """Calls with one request and one answer."""
+
+
 class BookieService:
-    """Serves the gRPC calls for one node."""
+    """Serves the calls of all carriers for one node."""
 
     def __init__(
         self,
@@ -103,20 +112,17 @@ class BookieService:
         self._life = uuid.uuid4().hex
         """The id of this service; after a restart, which may lose unsynced adds, it is another."""
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        unary = grpc.unary_unary_rpc_method_handler
-        paged = grpc.unary_stream_rpc_method_handler
-        streamed = grpc.stream_stream_rpc_method_handler
-        handlers = {
-            "AddStream": streamed(self._add_stream),
-            "ReadStream": streamed(self._read_stream),
-            "WatchLac": streamed(self._watch_lac),
-            "ListEntries": paged(self._list_entries),
-            "ListLedgers": paged(self._list_ledgers),
-        }
-        for call in self._calls():
-            handlers[call.rpc] = unary(self._handler(call))
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+    def handlers(self) -> Handlers:
+        """Return the handlers of all calls, which each carrier serves in its own way."""
+        return Handlers(
+            streams={
+                "AddStream": self._add_stream,
+                "ReadStream": self._read_stream,
+                "WatchLac": self._watch_lac,
+            },
+            listings={"ListEntries": self._list_entries, "ListLedgers": self._list_ledgers},
+            calls={call.rpc: self._handler(call) for call in self._calls()},
+        )
 
     def end_streams(self) -> None:
         """End every stream after it has answered its requests; later streams end at once."""
@@ -222,7 +228,7 @@ class BookieService:
     def _enter(
         self, context: IdentifiedCall, *, is_urgent: bool = False
     ) -> tuple[Caller | None, Visit]:
-        """Begin a call with a single request; its visit ends when gRPC reports the call's end.
+        """Begin a call with a single request; its visit ends when the carrier reports its end.
 
         Raises:
             NotPermittedError: the token is not valid.
@@ -298,7 +304,7 @@ class BookieService:
     ) -> tuple[Reply, Info | None]:
         return Reply(Status.OK), await self._node.info()
 
-    async def _add_stream(self, _requests: Any, context: IdentifiedCall) -> None:
+    async def _add_stream(self, context: IdentifiedCall) -> None:
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
         caller, refusal, visit = self._admit(context)
         stream = AddStreamHandler(
@@ -313,7 +319,7 @@ class BookieService:
         )
         await self._serve(stream, context, caller, visit)
 
-    async def _read_stream(self, _requests: Any, context: IdentifiedCall) -> None:
+    async def _read_stream(self, context: IdentifiedCall) -> None:
         caller, refusal, visit = self._admit(context)
         meter = self._meter(context, refusal)
         stream = ReadStreamHandler(
@@ -321,7 +327,7 @@ class BookieService:
         )
         await self._serve(stream, context, caller, visit)
 
-    async def _watch_lac(self, _requests: Any, context: IdentifiedCall) -> None:
+    async def _watch_lac(self, context: IdentifiedCall) -> None:
         caller, refusal, visit = self._admit(context)
         stream = LacWatchHandler(self._node, self._errors, refusal, caller, visit=visit)
         await self._serve(stream, context, caller, visit)
@@ -400,8 +406,8 @@ class BookieService:
     ) -> None:
         """Write pages of a listing as fast as the client accepts; an error is the last page.
 
-        A listing is complete when the call ends with gRPC OK and every page's status was OK. Both
-        the wait for each page and the wait for the client to receive it are limited.
+        A listing is complete when the call ends without an error and every page's status was OK.
+        Both the wait for each page and the wait for the client to receive it are limited.
         """
         status, visit = Status.OK, None
         try:
@@ -413,7 +419,7 @@ class BookieService:
                 visit.works()
                 if not visit.try_turn(1):
                     await visit.turn(1)
-        except aio.BaseError:
+        except BrokenCallError:
             return  # the client is gone
         except asyncio.CancelledError:
             _check_late(visit)

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc import aio
-
 from bookie.errors import BookieError
 from bookie.wire.grpc.server.arrivals import Arrived
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.visits import Visit
-from bookie.wire.interfaces import CallContext
+from bookie.wire.interfaces import BrokenCallError, CallContext
 
 
 class StreamHandler:
@@ -65,8 +63,8 @@ class StreamHandler:
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and received its last answer.
 
-        When the stream breaks, gRPC either cancels this method, or a call of gRPC raises an error
-        and the method returns early.
+        When the stream breaks, the carrier cancels this method, or a call of the carrier raises an
+        error and the method returns early.
         """
         try:
             async with self._tasks as tasks:
@@ -76,7 +74,7 @@ class StreamHandler:
                 try:
                     await context.send_initial_metadata(self._offers)
                     await self._write(context)
-                except aio.BaseError:
+                except BrokenCallError:
                     pass  # the stream broke during a write
                 finally:
                     reader.cancel()
@@ -97,9 +95,9 @@ class StreamHandler:
         while not self._ended:
             try:
                 data = await context.read()
-            except aio.BaseError:
+            except BrokenCallError:
                 break
-            if data is aio.EOF:
+            if data is None:
                 break
             self.arrived.message(len(data))
             self.arrived.busy.add(self)

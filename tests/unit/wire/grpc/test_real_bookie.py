@@ -29,6 +29,7 @@ from bookie.wire.codec import (
 )
 from bookie.wire.commands import LacState, ReadCommand
 from bookie.wire.grpc.client.channel import BookieChannel
+from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.service import BookieService
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INSTANCE_ID, batch_of, until
@@ -196,7 +197,7 @@ async def test_a_thousand_entries_cost_as_many_python_calls_as_sixteen(
     with profiling() as profile:
         async with real_bookie(tmp_path, Metrics()) as bookie, asyncio.TaskGroup() as tasks:
             service = BookieService(bookie, bookie.settings, Metrics())
-            handlers = service.handlers()
+            handlers = grpc_handlers(service.handlers())
             stream = FakeContext()
             add_stream = handlers.service(_Details("AddStream")).stream_stream
             read = handlers.service(_Details("Read")).unary_unary

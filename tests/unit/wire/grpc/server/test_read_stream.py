@@ -31,6 +31,7 @@ from bookie.wire.grpc import transport
 from bookie.wire.grpc.client import streams
 from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.server import read_stream as server_side
+from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
@@ -534,7 +535,7 @@ class OldBookie(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no ty
     """A servicer from before there were streams of reads."""
 
     def __init__(self, node: FakeNode, metrics: Metrics) -> None:
-        self._handlers = BookieService(node, node.settings, metrics).handlers()
+        self._handlers = grpc_handlers(BookieService(node, node.settings, metrics).handlers())
         self.asked: list[str] = []
 
     def service(self, details: Any) -> Any:

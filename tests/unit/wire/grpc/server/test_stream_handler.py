@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import WrongClusterError
@@ -22,6 +21,7 @@ from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.grpc.server.visits import Reception, Visit
+from bookie.wire.interfaces import BrokenCallError
 from tests.unit.wire.fake_node import FakeNode, until
 from tests.unit.wire.real_bookie import add_request
 
@@ -44,11 +44,11 @@ class Call:
             return self.requests.pop(0)
         if self.breaks:
             await asyncio.Event().wait()
-        return aio.EOF
+        return None
 
     async def write(self, message: bytes) -> None:
         if self.breaks:
-            raise aio.UsageError("the call has ended")
+            raise BrokenCallError("the call has ended")
         self.answers.append(message)
 
     async def send_initial_metadata(self, metadata: object) -> None:
