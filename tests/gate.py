@@ -86,7 +86,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
     # By day clients in virtual time, by `tests/cluster_sim/test_rates_sim.py`, and names, by
-    # `tests/unit/wire/grpc/server/test_rate_meter.py`.
+    # `tests/unit/wire/server/test_rate_meter.py`.
     "tests/fault/test_rates_of_processes.py": ALL,
     "tests/unit/ledger/write/test_rated_bookies.py": 3,
     "tests/fault/test_roles.py": 4,

@@ -72,8 +72,8 @@ from bookie.node.start import StartedBookie, start_bookie
 from bookie.security import PemFiles
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.grpc.credentials import ServerSecurity
-from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
+from bookie.wire.server.arrivals import Arrivals
 
 EXIT_DISK_FAILED = 74
 """EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may continue."""

@@ -28,7 +28,7 @@ from typing import Final
 
 from bookie.daemon.connections import LOG_SECONDS, AcceptedConnection, OwnSockets
 from bookie.telemetry import Metrics, event_log
-from bookie.wire.grpc.server.arrivals import Arrivals
+from bookie.wire.server.arrivals import Arrivals
 
 LOOK_SECONDS: Final = 0.1
 """The time between two measurements of the unfinished bytes."""

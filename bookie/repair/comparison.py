@@ -34,8 +34,8 @@ from bookie.errors import (
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
+from bookie.wire.client.channel import BookieChannel, Ranges
 from bookie.wire.commands import LedgerRow
-from bookie.wire.grpc.client.channel import BookieChannel, Ranges
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 EXAMPLES_MAX = 5

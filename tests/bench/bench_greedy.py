@@ -34,6 +34,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bookie.ids import Status
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import (
     encode_add_request,
     encode_read_request,
@@ -41,7 +42,6 @@ from bookie.wire.codec import (
     parse_add_request,
 )
 from bookie.wire.commands import ReadCommand
-from bookie.wire.grpc.client.channel import BookieChannel
 from tests.bench.greedy_peer import GreedyPeer
 from tests.unit.wire.fake_node import INSTANCE_ID
 from tests.unit.wire.real_bookie import add_request

@@ -34,9 +34,9 @@ from bookie.entry.entry import pack_batch
 from bookie.env.process_tuning import keep_freed_memory
 from bookie.errors import BookieError
 from bookie.ids import Status
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand
-from bookie.wire.grpc.client.channel import BookieChannel
 from tests.unit.wire.fake_node import INSTANCE_ID
 from tests.unit.wire.real_bookie import DIGESTER
 

@@ -28,9 +28,9 @@ from bookie.entry.entry import pack_batch, pack_lac
 from bookie.errors import BookieError, BookieUnreachableError, ShuttingDownError
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand, ReadReply
-from bookie.wire.grpc.client.channel import BookieChannel
 from tests.servers.ports import claimed_ports
 
 PASSWORD = b"secret"

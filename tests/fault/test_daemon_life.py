@@ -18,8 +18,8 @@ from bookie.entry.digest import DigestType, digester_for_key
 from bookie.entry.entry import pack_batch
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
-from bookie.wire.grpc.client.channel import BookieChannel
 from tests.fault.daemon_process import Home, serving
 
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")

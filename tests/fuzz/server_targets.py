@@ -23,7 +23,7 @@ from bookie.security.certificates import first_expiry_seconds, read_certificates
 from bookie.security.identity import identity_of_call, identity_of_certificate
 from bookie.security.pem_files import PemFiles
 from bookie.telemetry import Metrics
-from bookie.wire.grpc.transport import named
+from bookie.wire.call_metadata import named
 from tests.fuzz.target import Target
 
 ANSWER_SECONDS_MAX = 60.0

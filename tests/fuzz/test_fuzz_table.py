@@ -53,7 +53,7 @@ EXPLAINED: Mapping[str, str] = {
     "spark/jobs/export:_parse": "Spark parses the records",
     "spark/jobs/export:parse_schema": "Spark parses the text",
     "spark/jobs/marks:read_mark": "it needs Spark to read the file; tests/spark damages the marks",
-    "wire/grpc/server/add_stream:AddStreamHandler._split": BY_A_ROW,
+    "wire/server/add_stream:AddStreamHandler._split": BY_A_ROW,
     "wire/interfaces:BookieNode.instance_id": "a protocol",
 }
 """Functions with such a name that no row enters, and why."""

@@ -27,7 +27,7 @@ from bookie.metadata import uri
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.server_version import checks_rights, parse_version
 from bookie.security.authority import require_hosts
-from bookie.wire.grpc.client.tls_problems import TlsHistory
+from bookie.wire.client.tls_problems import TlsHistory
 from tests.fuzz.target import Target
 
 REFUSED = (BadRequestError,)

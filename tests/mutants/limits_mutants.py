@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_SHARES = "tests/unit/wire/grpc/server/test_shares.py"
+_SHARES = "tests/unit/wire/server/test_shares.py"
 _TURNS = "tests/unit/env/test_turns.py"
 _POLLER = "tests/unit/wire/grpc/test_grpc_poller.py"
 _UNFINISHED = "tests/unit/daemon/test_unfinished.py"
@@ -13,7 +13,7 @@ _CONNECTIONS = "tests/unit/daemon/test_connections.py"
 LIMITS_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a read that the whole has no room for keeps its share",
-        "bookie/wire/grpc/server/read_budget.py",
+        "bookie/wire/server/read_budget.py",
         "            visit.end_read(charge)\n            raise",
         "            raise",
         (f"{_SHARES}::test_reads_that_the_whole_has_no_room_for_return_their_share",),
@@ -21,7 +21,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the adds of a broken stream keep their share",
-        "bookie/wire/grpc/server/add_stream.py",
+        "bookie/wire/server/add_stream.py",
         "            if not left:\n                self._visit.end_add(rest)\n",
         "",
         (f"{_SHARES}::test_a_broken_stream_holds_its_share_until_its_adds_are_done",),
@@ -29,7 +29,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the shares of a call are never forgotten",
-        "bookie/wire/grpc/server/shares.py",
+        "bookie/wire/server/shares.py",
         "            if share.is_empty and shares.get(share.key) is share:\n",
         "            if not share and shares.get(share.key) is share:\n",
         (f"{_SHARES}::test_who_holds_nothing_is_forgotten",),
@@ -37,7 +37,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the share of an identity is not checked",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "        return Visit(self, peer, both, is_stream=is_stream)\n",
         "        return Visit(self, peer, both[:1], is_stream=is_stream)\n",
         (f"{_SHARES}::test_another_connection_of_an_identity_has_no_share_of_its_own",),
@@ -45,7 +45,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a client that takes no answers keeps its connection",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "            ended.add(visit.peer)\n",
         "            ended.add(visit.peer + '0')\n",
         (f"{_SHARES}::test_a_client_that_takes_no_answers_loses_its_connection",),
@@ -53,7 +53,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "no wait for a client is bounded",
-        "bookie/wire/grpc/server/stream_handler.py",
+        "bookie/wire/server/stream_handler.py",
         "        visit.sends()\n        try:\n",
         "        try:\n",
         (f"{_SHARES}::test_a_client_that_takes_no_answers_loses_its_connection",),
@@ -61,7 +61,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a call without a deadline waits for ever",
-        "bookie/wire/grpc/server/service.py",
+        "bookie/wire/server/service.py",
         "        visit.works()\n        return caller, visit\n",
         "        return caller, visit\n",
         (f"{_SHARES}::test_a_call_without_a_deadline_is_given_up",),
@@ -69,7 +69,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a recovery waits for its turn",
-        "bookie/wire/grpc/server/add_stream.py",
+        "bookie/wire/server/add_stream.py",
         "            self._is_urgent = command.recovery\n",
         "",
         (f"{_SHARES}::test_recovery_adds_take_no_turn",),
@@ -94,7 +94,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a fence that is forbidden takes no turn",
-        "bookie/wire/grpc/server/read_stream.py",
+        "bookie/wire/server/read_stream.py",
         "            self._is_urgent = command.fence and not must_learn\n",
         "            self._is_urgent = command.fence\n",
         ("tests/unit/security/test_roles_on_streams.py"
@@ -103,7 +103,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "calls that are refused lengthen the line of fences",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "        self.turns.hurry()\n        principal = ANONYMOUS if caller is None else"
         " caller.principal\n        both = self.shares.enter(peer, principal,"
         " is_stream=is_stream, is_urgent=is_urgent)\n",
@@ -229,25 +229,25 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a refused stream without a request does not count",
-        "bookie/wire/grpc/server/stream_handler.py",
+        "bookie/wire/server/stream_handler.py",
         "            if self._untold is not None:\n",
         "            if self._untold is not None and self.is_brief:\n",
-        ("tests/unit/wire/grpc/server/test_refused_calls.py"
+        ("tests/unit/wire/server/test_refused_calls.py"
          "::test_every_refused_call_counts_once",),
         "A flood of streams that are not permitted would not show in any metric.",
     ),
     Mutant(
         "a refused stream counts beside its requests",
-        "bookie/wire/grpc/server/add_stream.py",
+        "bookie/wire/server/add_stream.py",
         "            self._untold = None\n",
         "",
-        ("tests/unit/wire/grpc/server/test_refused_calls.py"
+        ("tests/unit/wire/server/test_refused_calls.py"
          "::test_each_request_of_a_refused_stream_counts",),
         "Counts of refusals would be too high by the streams.",
     ),
     Mutant(
         "a slow link counts as a client that is gone",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "        is_fast_enough = taken - visit.taken >= self._least\n",
         "        is_fast_enough = False\n",
         (f"{_SHARES}::test_a_client_on_a_slow_link_keeps_its_connection",),
@@ -255,7 +255,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a trickle is enough for ever",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "        return is_fast_enough and (visit.looks - 1) * self._least < visit.held\n",
         "        return is_fast_enough\n",
         (f"{_SHARES}::test_patience_with_a_slow_client_ends",),
@@ -263,7 +263,7 @@ LIMITS_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "any byte is enough",
-        "bookie/wire/grpc/server/visits.py",
+        "bookie/wire/server/visits.py",
         "        is_fast_enough = taken - visit.taken >= self._least\n",
         "        is_fast_enough = taken > visit.taken\n",
         (f"{_SHARES}::test_patience_with_a_slow_client_ends",),

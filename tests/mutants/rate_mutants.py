@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _RATES = "tests/unit/security/test_rates.py::test_"
-_METER = "tests/unit/wire/grpc/server/test_rate_meter.py::test_"
+_METER = "tests/unit/wire/server/test_rate_meter.py::test_"
 _WRITER = "tests/unit/ledger/write/test_writer_rates.py::test_"
 _READER = "tests/unit/ledger/read/test_reader.py::test_"
 _SIM = "tests/cluster_sim/test_rates_sim.py::test_"
@@ -49,7 +49,7 @@ RATE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "adds of a recovery are limited",
-        "bookie/wire/grpc/server/rate_meter.py",
+        "bookie/wire/server/rate_meter.py",
         "not (command.recovery or self._is_exempt(command.ledger_id))",
         "not self._is_exempt(command.ledger_id)",
         (f"{_METER}an_add_beyond_the_rate_is_told_when_to_come_back",),
@@ -57,7 +57,7 @@ RATE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "everybody is exempt where no roles are asked for",
-        "bookie/wire/grpc/server/rate_meter.py",
+        "bookie/wire/server/rate_meter.py",
         "            self._judged = caller if gatekeeper.is_required else None\n",
         "            self._judged = caller\n",
         (f"{_METER}without_roles_nobody_is_exempt_but_recovery",),
@@ -65,7 +65,7 @@ RATE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an add that waits for room is charged twice",
-        "bookie/wire/grpc/server/add_stream.py",
+        "bookie/wire/server/add_stream.py",
         "            if self._meter is not None and not admitted:\n",
         "            if self._meter is not None:\n",
         (f"{_METER}an_add_that_waits_for_room_is_charged_once",),

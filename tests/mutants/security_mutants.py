@@ -216,9 +216,9 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a stream keeps the token of its first attempt",
-        "bookie/wire/grpc/client/channel.py",
-        "            lambda: call(metadata=self._metadata_for(incarnation)),\n",
-        "            lambda metadata=self._metadata_for(incarnation): call(metadata=metadata),\n",
+        "bookie/wire/client/channel.py",
+        "lambda: carrier.stream(rpc, self._metadata_for(incarnation), is_bulk=is_bulk)",
+        "lambda one=self._metadata_for(incarnation): carrier.stream(rpc, one, is_bulk=is_bulk)",
         (f"{_TOKEN_FILE}::test_a_stream_that_is_opened_again_takes_the_token_of_its_moment",),
         "A writer would be refused as soon as its first token has expired.",
     ),
@@ -321,7 +321,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a listing is permitted once",
-        "bookie/wire/grpc/server/service.py",
+        "bookie/wire/server/service.py",
         "                if caller is not None:\n                    caller.require_everywhere",
         "                if caller is None:\n                    caller.require_everywhere",
         (f"{_STREAMS}::test_a_listing_ends_when_the_role_is_taken_away",),
@@ -329,7 +329,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an ended stream of LACs takes further states",
-        "bookie/wire/grpc/server/lac_watch.py",
+        "bookie/wire/server/lac_watch.py",
         "        if self._ended:\n            return  # else",
         "        if False:\n            return  # else",
         (f"{_STREAMS}::test_a_stream_that_was_ended_ends_although_ledgers_go_on",),
@@ -361,7 +361,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a fencing read of a stream needs the right to read alone",
-        "bookie/wire/grpc/server/read_stream.py",
+        "bookie/wire/server/read_stream.py",
         "    return Right.RECOVER if command.fence else Right.READ\n",
         "    return Right.READ\n",
         (f"{_MATRIX}::test_the_matrix",),

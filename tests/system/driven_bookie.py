@@ -19,9 +19,9 @@ from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerState
 from bookie.metadata.connect import open_store
+from bookie.wire.client.channel import AddStream, BookieChannel
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand
-from bookie.wire.grpc.client.channel import AddStream, BookieChannel
 from tests.fault.crash_harness import (
     CALL_SECONDS,
     DIGESTER,

@@ -22,7 +22,7 @@ from typing import Any
 from bookie.daemon.local.layout import LocalBookie
 from bookie.daemon.local.process import BookieProcess
 from bookie.errors import ShuttingDownError
-from bookie.wire.grpc.client.channel import BookieChannel
+from bookie.wire.client.channel import BookieChannel
 from tests.fault.crash_harness import SETTINGS, CrashHarness, Kill
 from tests.fault.test_crash_kill import series
 from tests.system.devices import Volume

@@ -50,7 +50,7 @@ from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.server.error_mapper import ErrorMapper
 from tests.fault.daemon_cluster import DaemonCluster, daemon_cluster
 from tests.system.scrapes import (
     RULES,

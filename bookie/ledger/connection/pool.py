@@ -40,8 +40,8 @@ from bookie.errors import (
 )
 from bookie.ids import Status
 from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.wire.client.channel import AddStream, BookieChannel, LacState, LacWatch
 from bookie.wire.commands import Info
-from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, LacWatch
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 RECONNECT_SECONDS_MIN = 0.05

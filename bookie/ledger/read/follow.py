@@ -28,7 +28,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.read.verification import VerifiedLac, verify_lac
 from bookie.metadata.versioned import Versioned
-from bookie.wire.grpc.client.channel import LacReply, LacState
+from bookie.wire.client.channel import LacReply, LacState
 
 METADATA_RETRY_SECONDS = 1.0
 

@@ -33,7 +33,7 @@ from bookie.ledger.read.follow import Follower, read_lac
 from bookie.ledger.read.read_ahead import ReadAhead
 from bookie.ledger.read.reader import ReaderLimits
 from bookie.metadata.versioned import Versioned
-from bookie.wire.grpc.client.channel import ReadCommand
+from bookie.wire.client.channel import ReadCommand
 
 READ_ONE_BYTES_MAX = 1024 * 1024
 """Byte limit of a one-entry read, which the bookie reserves; larger entries are returned, too."""

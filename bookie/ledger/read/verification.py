@@ -14,7 +14,7 @@ from bookie.ids import NO_ENTRY, Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import EVERY_ID, Stripe
-from bookie.wire.grpc.client.channel import LacReply, ReadCommand, ReadReply
+from bookie.wire.client.channel import LacReply, ReadCommand, ReadReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from bookie.testing.simulation.simulated_network import (
 )
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.grpc_server import _Gate
-from bookie.wire.grpc.server.service import BookieService
+from bookie.wire.server.service import BookieService
 
 STORE_NAME = "simulated-cluster"
 SIMULATED_URI = f"memory://{STORE_NAME}"

@@ -1,4 +1,4 @@
-"""The transport by gRPC: `server` is the bookie's side, `client` is the clients' side."""
+"""The carrier by gRPC: `server` is the bookie's side, `connection` is a client's side."""
 
 from bookie.config import grpc_polling
 

@@ -35,8 +35,8 @@ from bookie.errors import BookieUnreachableError
 from bookie.ids import Status
 from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.commands import ReadReply
-from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of

@@ -22,9 +22,9 @@ from bookie.security import PemFiles, authority
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadReply
 from bookie.wire.grpc.credentials import ServerSecurity
-from bookie.wire.grpc.server.arrivals import HELD_BACK_BYTES, Arrivals
 from bookie.wire.grpc.server.grpc_server import hold_port
 from bookie.wire.interfaces import SERVICE
+from bookie.wire.server.arrivals import HELD_BACK_BYTES, Arrivals
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
 from tests.unit.wire.http2_peer import DATA, Peer, connected
 

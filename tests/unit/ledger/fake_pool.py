@@ -17,7 +17,7 @@ from bookie.errors import ClientClosedError, OperationTimeoutError
 from bookie.ids import Status
 from bookie.ledger.connection.pool import AddSender, BookiePool, OnAnswer
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.wire.grpc.client.channel import LacReply, LacState, ReadCommand, ReadReply
+from bookie.wire.client.channel import LacReply, LacState, ReadCommand, ReadReply
 
 LEDGER_ID = 9
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")

@@ -24,9 +24,9 @@ from bookie.repair.comparison import listed_bookies
 from bookie.security import PemFiles, authority, followed_file
 from bookie.security.identity import PeerIdentity, identity_of_call
 from bookie.telemetry import Metrics
+from bookie.wire.client.channel import BookieChannel
+from bookie.wire.client.tls_problems import TlsHistory
 from bookie.wire.grpc import transport
-from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.client.tls_problems import TlsHistory
 from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 from tests.unit.wire.fake_node import BOOKIE_ID, INSTANCE_ID, FakeNode

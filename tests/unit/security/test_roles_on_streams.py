@@ -21,12 +21,12 @@ from bookie.security.rights import Role
 from bookie.telemetry import Metrics
 from bookie.wire.codec import encode_streamed_read
 from bookie.wire.commands import LacState, LedgerRow, ReadCommand, Reply
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.lac_watch import LacWatchHandler
-from bookie.wire.grpc.server.read_budget import ReadBudget
-from bookie.wire.grpc.server.read_stream import ReadStreamHandler
-from bookie.wire.grpc.server.service import BookieService
-from bookie.wire.grpc.server.visits import Reception, Visit
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.lac_watch import LacWatchHandler
+from bookie.wire.server.read_budget import ReadBudget
+from bookie.wire.server.read_stream import ReadStreamHandler
+from bookie.wire.server.service import BookieService
+from bookie.wire.server.visits import Reception, Visit
 from bookie.wire.unary_codec import (
     WatchChange,
     encode_watch_change,

@@ -22,8 +22,8 @@ from bookie.config import SecuritySettings
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, followed_file
 from bookie.security.token_file import TOKEN_BYTES_MAX, TokenFile
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.grpc import transport
-from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
 from bookie.wire.interfaces import SERVICE
 from tests.unit.security.test_grpc_tls import QUICK_SECONDS, settings

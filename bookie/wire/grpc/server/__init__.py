@@ -1,1 +1,1 @@
-"""The bookie's side of the transport: the gRPC server, its calls and its streams."""
+"""The bookie's side of gRPC: the gRPC server, which serves the calls of `bookie.wire.server`."""

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from bookie.wire.grpc.server.service import Handlers
 from bookie.wire.interfaces import SERVICE, BrokenCallError, IdentifiedCall
+from bookie.wire.server.service import Handlers
 
 
 class GrpcCall:

@@ -31,10 +31,10 @@ from bookie.security.rates import LogDirectory, Rates
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
-from bookie.wire.grpc.server.arrivals import Arrivals
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
-from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE, BookieNode
+from bookie.wire.server.arrivals import Arrivals
+from bookie.wire.server.service import BookieService
 
 _log = event_log(__name__)
 

@@ -13,7 +13,7 @@ from bookie.api import BookKeeper, connect
 from bookie.entry.digest import DigestType, digester_for_key
 from bookie.entry.entry import unpack_packet
 from bookie.errors import BadRequestError, ClientClosedError, ConfigurationError
-from bookie.wire.grpc.client.channel import BookieChannel, ReadCommand
+from bookie.wire.client.channel import BookieChannel, ReadCommand
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 
 SECONDS_MAX = 120.0

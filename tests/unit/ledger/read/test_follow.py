@@ -24,7 +24,7 @@ from bookie.ledger.metadata import Fragment
 from bookie.ledger.read.follow import Follower, read_lac
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.versioned import Versioned
-from bookie.wire.grpc.client.channel import LacReply
+from bookie.wire.client.channel import LacReply
 from tests.unit.ledger.fake_pool import DIGESTER, LEDGER_ID, fake_pool, metadata_of
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 

@@ -28,7 +28,7 @@ from bookie.ledger.read.reader import LedgerRead, ReaderLimits
 from bookie.ledger.read.verification import verify_lac, verify_read
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.versioned import Versioned
-from bookie.wire.grpc.client.channel import LacReply, ReadCommand, ReadReply
+from bookie.wire.client.channel import LacReply, ReadCommand, ReadReply
 from tests.entry_batches import merged
 from tests.unit.ledger.fake_pool import (
     DIGESTER,

@@ -10,7 +10,7 @@ import pytest
 
 from bookie.config import RpcSettings
 from bookie.telemetry import Metrics
-from bookie.wire.grpc.client.channel import BookieChannel
+from bookie.wire.client.channel import BookieChannel
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode, until
 from tests.unit.wire.http2_peer import DATA, END_STREAM, PING, RST_STREAM, connected

@@ -14,9 +14,9 @@ from bookie._pb import bookie_pb2 as pb
 from bookie.config import NodeSettings, RpcSettings
 from bookie.ids import INSTANCE_ID_METADATA_KEY, MAX_ID, NO_ENTRY, Status
 from bookie.telemetry import Metrics
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_read_request
 from bookie.wire.commands import ReadCommand, ReadReply
-from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
 from tests.unit.wire.conftest import Served

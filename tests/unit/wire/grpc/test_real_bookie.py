@@ -21,6 +21,7 @@ from bookie.entry.entry import verify_batch
 from bookie.errors import BookieError
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.telemetry import Metrics
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import (
     encode_add_request,
     encode_read_request,
@@ -28,9 +29,8 @@ from bookie.wire.codec import (
     parse_read_response,
 )
 from bookie.wire.commands import LacState, ReadCommand
-from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
-from bookie.wire.grpc.server.service import BookieService
+from bookie.wire.server.service import BookieService
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INSTANCE_ID, batch_of, until
 from tests.unit.wire.real_bookie import DIGESTER, add_request, real_bookie

@@ -22,10 +22,11 @@ from bookie.errors import (
 from bookie.ids import Status
 from bookie.node.bookie import Bookie
 from bookie.telemetry import Metrics
+from bookie.wire.call_metadata import check_recipient
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand, Reply
 from bookie.wire.grpc import transport
-from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.server.grpc_server import ServedNode, hold_port
 from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
@@ -257,9 +258,9 @@ def test_the_instance_id_must_be_there_and_equal() -> None:
         (("other", "abc"),),
     ):
         with pytest.raises(WrongClusterError):
-            transport.check_recipient(metadata, "abc", "b1", "")
-    transport.check_recipient((("x", "y"), ("bookie-instance-id", "abc")), "abc", "b1", "")
-    transport.check_recipient((("bookie-instance-id", b"abc"),), "abc", "b1", "")
+            check_recipient(metadata, "abc", "b1", "")
+    check_recipient((("x", "y"), ("bookie-instance-id", "abc")), "abc", "b1", "")
+    check_recipient((("bookie-instance-id", b"abc"),), "abc", "b1", "")
 
 
 def test_the_bookie_is_a_node_that_can_be_served() -> None:

@@ -27,6 +27,7 @@ from bookie.errors import TooManyRequestsError
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.telemetry import Metrics
 from bookie.telemetry.metrics import SHARES
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import (
     encode_add_request,
     encode_read_request,
@@ -34,12 +35,11 @@ from bookie.wire.codec import (
     parse_add_request,
 )
 from bookie.wire.commands import LedgerRow, ReadCommand, ReadReply, Reply
-from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.server import service, visits
-from bookie.wire.grpc.server.read_stream import TOO_LATE
-from bookie.wire.grpc.server.shares import ADD_OVERHEAD_BYTES
-from bookie.wire.grpc.server.visits import LEAST_BYTES_PER_SECOND, Reception, Visit
 from bookie.wire.interfaces import SERVICE
+from bookie.wire.server import service, visits
+from bookie.wire.server.read_stream import TOO_LATE
+from bookie.wire.server.shares import ADD_OVERHEAD_BYTES
+from bookie.wire.server.visits import LEAST_BYTES_PER_SECOND, Reception, Visit
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
 from tests.unit.wire.http2_peer import DATA, Peer, connected

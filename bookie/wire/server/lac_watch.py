@@ -18,10 +18,10 @@ from bookie.ids import NO_ENTRY
 from bookie.security.gatekeeper import Caller
 from bookie.security.rights import Right
 from bookie.wire.commands import LacState
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.stream_handler import StreamHandler
-from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import BookieNode, CallContext
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.stream_handler import StreamHandler
+from bookie.wire.server.visits import Visit
 from bookie.wire.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 
 NO_LEDGER: Final = -1

@@ -21,9 +21,9 @@ from bookie.errors import (
     WrongClusterError,
 )
 from bookie.ids import MAX_ID, Status
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.commands import LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.wire.grpc import transport
-from bookie.wire.grpc.client.channel import BookieChannel
 from tests.unit.wire.conftest import Served
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, batch_of, until
 

@@ -14,14 +14,14 @@ from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.codec import encode_streamed_read
 from bookie.wire.commands import ReadCommand
-from bookie.wire.grpc.server.add_stream import AddStreamHandler
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.lac_watch import LacWatchHandler
-from bookie.wire.grpc.server.read_budget import ReadBudget
-from bookie.wire.grpc.server.read_stream import ReadStreamHandler
-from bookie.wire.grpc.server.stream_handler import StreamHandler
-from bookie.wire.grpc.server.visits import Reception, Visit
 from bookie.wire.interfaces import BrokenCallError
+from bookie.wire.server.add_stream import AddStreamHandler
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.lac_watch import LacWatchHandler
+from bookie.wire.server.read_budget import ReadBudget
+from bookie.wire.server.read_stream import ReadStreamHandler
+from bookie.wire.server.stream_handler import StreamHandler
+from bookie.wire.server.visits import Reception, Visit
 from tests.unit.wire.fake_node import FakeNode, until
 from tests.unit.wire.real_bookie import add_request
 

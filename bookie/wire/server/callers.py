@@ -6,7 +6,7 @@ from typing import Final
 
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.identity import identity_of_call
-from bookie.wire.grpc.transport import named
+from bookie.wire.call_metadata import named
 from bookie.wire.interfaces import IdentifiedCall
 
 AUTHORIZATION: Final = "authorization"

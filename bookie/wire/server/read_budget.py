@@ -16,8 +16,8 @@ from bookie.env.budget import ByteBudget
 from bookie.errors import TooManyRequestsError
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
-from bookie.wire.grpc.server.shares import RETRY_SECONDS
-from bookie.wire.grpc.server.visits import Visit
+from bookie.wire.server.shares import RETRY_SECONDS
+from bookie.wire.server.visits import Visit
 
 READ_OVERHEAD_BYTES: Final = 4096
 """The charge of a read besides its entries, so that empty answers are bounded, too."""

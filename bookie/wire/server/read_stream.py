@@ -25,12 +25,12 @@ from bookie.security.rights import Right
 from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
 from bookie.wire.commands import ReadCommand, ReadReply, refused_read
 from bookie.wire.deadlines import Deadlines
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.rate_meter import RateMeter
-from bookie.wire.grpc.server.read_budget import Charge, ReadBudget
-from bookie.wire.grpc.server.stream_handler import StreamHandler
-from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import CallContext, EntryNode
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.rate_meter import RateMeter
+from bookie.wire.server.read_budget import Charge, ReadBudget
+from bookie.wire.server.stream_handler import StreamHandler
+from bookie.wire.server.visits import Visit
 
 PENDING_MAX: Final = 1024
 """The largest number of unanswered requests; a client that reads no answers must wait."""

@@ -1,4 +1,4 @@
-"""A client's two connections to one bookie: one for streams of adds, one for all other calls.
+"""A client's calls to one bookie, and the streams of adds, reads and LACs, over either carrier.
 
 A fence or a LAC read must not wait behind megabytes of adds, so adds have a connection of their
 own. Calls return the bookie's answer with any status, because a status has different meanings for a
@@ -21,8 +21,6 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
-import grpc
-
 from bookie._pb import bookie_pb2 as pb
 from bookie.config import RpcSettings
 from bookie.errors import (
@@ -33,11 +31,9 @@ from bookie.errors import (
 )
 from bookie.ids import NO_ENTRY, Status
 from bookie.wire import unary_codec
-from bookie.wire.codec import encode_read_request, parse_read_response, read_reply_of
-from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
-from bookie.wire.deadlines import Deadlines, is_being_cancelled
-from bookie.wire.grpc import transport
-from bookie.wire.grpc.client.streams import (
+from bookie.wire.call_metadata import call_metadata
+from bookie.wire.carrier import Carrier
+from bookie.wire.client.streams import (
     AddStream,
     LacWatch,
     OnAnswer,
@@ -48,9 +44,12 @@ from bookie.wire.grpc.client.streams import (
     closed_error,
     error_of,
 )
-from bookie.wire.grpc.client.tls_problems import TlsHistory
+from bookie.wire.client.tls_problems import TlsHistory
+from bookie.wire.codec import encode_read_request, parse_read_response, read_reply_of
+from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
+from bookie.wire.deadlines import Deadlines, is_being_cancelled
+from bookie.wire.grpc.connection import GrpcCarrier
 from bookie.wire.grpc.credentials import ChannelSecurity
-from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import Ranges
 
 __all__ = [
@@ -108,25 +107,19 @@ class BookieChannel:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
         self._bookie_id = bookie_id
-        self._metadata = transport.call_metadata(instance_id, bookie_id)
-        options = transport.channel_options(settings or RpcSettings(), connect_timeout_seconds)
-        self._bulk = transport.open_channel(address, options, credentials)
-        self._control = transport.open_channel(address, options, credentials)
-        self._unary = {
-            rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
-            for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
-        }
+        self._carrier: Carrier = GrpcCarrier(
+            address, settings or RpcSettings(), connect_timeout_seconds, credentials
+        )
+        self._metadata = self._carrier.prepared(call_metadata(instance_id, bookie_id))
         self._deadlines: Deadlines[Any] = Deadlines()
-        self._reads = ReadStream(self._stream_call(self._control, "ReadStream"), self._deadlines)
+        self._reads = ReadStream(self._stream_call("ReadStream"), self._deadlines)
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
         self._has_moved = False
 
     @property
     def is_connected(self) -> bool:
-        """True if one of the two connections is ready, and no attempt to connect has failed."""
-        states = {one.get_state() for one in (self._bulk, self._control)}
-        failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        return grpc.ChannelConnectivity.READY in states and failed not in states
+        """True if a connection is ready, and no attempt to connect has failed."""
+        return self._carrier.is_connected
 
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
@@ -137,8 +130,7 @@ class BookieChannel:
         self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
             await stream.close()
-        await self._bulk.close()
-        await self._control.close()
+        await self._carrier.close()
         self._deadlines.abandon()
 
     def add_stream(
@@ -154,7 +146,7 @@ class BookieChannel:
         If `incarnation` is set, the stream breaks unless the bookie has this incarnation.
         """
         stream = AddStream(
-            self._stream_call(self._bulk, "AddStream", incarnation),
+            self._stream_call("AddStream", incarnation, is_bulk=True),
             on_answer,
             on_broken,
             on_open,
@@ -172,20 +164,22 @@ class BookieChannel:
         on_open: OnOpen | None = None,
     ) -> LacWatch:
         """Open a stream of LAC updates, at first without watched ledgers."""
-        call = self._stream_call(self._control, "WatchLac")
+        call = self._stream_call("WatchLac")
         stream = LacWatch(call, on_update, on_broken, on_open)
         self._streams.append(stream)
         stream.reopen()
         return stream
 
-    def _stream_call(self, connection: Any, rpc: str, incarnation: str = "") -> StreamCall:
-        call = connection.stream_stream(f"/{SERVICE}/{rpc}")
+    def _stream_call(self, rpc: str, incarnation: str = "", *, is_bulk: bool = False) -> StreamCall:
+        carrier = self._carrier
         return StreamCall(
             self.address,
-            lambda: call(metadata=self._metadata_for(incarnation)),
+            lambda: carrier.stream(rpc, self._metadata_for(incarnation), is_bulk=is_bulk),
             self._tasks,
             self._connect_timeout_seconds,
             self._tls,
+            carrier.failures,
+            carrier.broken,
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
@@ -193,8 +187,10 @@ class BookieChannel:
         token = self._security.authorization() if self._security is not None else ""
         if not (incarnation or life or token):
             return self._metadata
-        return transport.call_metadata(
-            self._instance_id, self._bookie_id, incarnation, life, authorization=token
+        return self._carrier.prepared(
+            call_metadata(
+                self._instance_id, self._bookie_id, incarnation, life, authorization=token
+            )
         )
 
     async def read(
@@ -341,12 +337,12 @@ class BookieChannel:
         32 concurrent calls on two shared cores, 6200 calls a second are possible; with gRPC
         deadlines 2400.
         """
-        call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
+        call = self._carrier.call(rpc, request, self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
         try:
             data: bytes | None = await call
             self._tls.was_ready = True
-        except grpc.RpcError as error:
+        except self._carrier.failures as error:
             raise error_of(self.address, error, self._tls) from None
         except asyncio.CancelledError:
             if not self._deadlines.stop(call) and not is_being_cancelled():
@@ -357,15 +353,15 @@ class BookieChannel:
             raise
         finally:
             self._deadlines.stop(call)
-        if data is None:  # gRPC returns this for a call that ended well, but without a message
+        if data is None:  # a carrier returns this for a call that ended well, but without a message
             raise BookieUnreachableError(f"bookie {self.address} ended a call without an answer")
         return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:
         """Raise an error if the call ended because the channel was closed; return otherwise.
 
-        When a channel is closed, gRPC ends its calls with a CancelledError, although the waiting
-        task was not cancelled.
+        When a channel is closed, its calls end with a CancelledError, although the waiting task
+        was not cancelled.
 
         Raises:
             ClientClosedError: The current task was not cancelled.
@@ -379,13 +375,12 @@ class BookieChannel:
         self, rpc: str, request: bytes, timeout: float | None, incarnation: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """Yield the messages of a listing; cancel the call if the iteration ends early."""
-        call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
-            request, timeout=timeout, metadata=self._metadata_for(incarnation)
-        )
+        metadata = self._metadata_for(incarnation)
+        call: Any = self._carrier.listing(rpc, request, metadata, timeout)
         try:
             async for page in call:
                 yield page
-        except grpc.RpcError as error:
+        except self._carrier.failures as error:
             raise error_of(self.address, error, self._tls) from None
         except asyncio.CancelledError:
             self._check_cancelled()

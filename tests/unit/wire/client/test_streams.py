@@ -14,6 +14,8 @@ from grpc import aio
 
 from bookie.errors import BookieError, BookieUnreachableError, ClientClosedError
 from bookie.ids import INSTANCE_ID_METADATA_KEY, JOINED_MESSAGES_METADATA, Status
+from bookie.wire.client.channel import BookieChannel
+from bookie.wire.client.streams import AddStream
 from bookie.wire.coalesce import (
     COALESCED_BYTES_MAX,
     COALESCED_MAX,
@@ -29,10 +31,8 @@ from bookie.wire.codec import (
     request_id_of,
 )
 from bookie.wire.commands import Reply
-from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.client.streams import AddStream
-from bookie.wire.grpc.server import add_stream as server_side
 from bookie.wire.interfaces import SERVICE
+from bookie.wire.server import add_stream as server_side
 from tests.unit.wire.conftest import Served
 from tests.unit.wire.fake_node import INSTANCE_ID, batch_of, until
 

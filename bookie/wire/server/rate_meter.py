@@ -7,8 +7,8 @@ from bookie.security.grants import ANONYMOUS
 from bookie.security.rates import Rates, Traffic, account_name
 from bookie.security.rights import Right
 from bookie.wire.commands import AddCommand, ReadCommand, ReadReply
-from bookie.wire.grpc.server.callers import caller_of
 from bookie.wire.interfaces import IdentifiedCall
+from bookie.wire.server.callers import caller_of
 
 
 class RateMeter:

@@ -1,6 +1,6 @@
 """A client's side of a long-lived stream: a send queue, and callbacks for received messages.
 
-A stream has at most one *attempt* at a time. An attempt is one gRPC call with its own task::
+A stream has at most one *attempt* at a time. An attempt is one call with its own task::
 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
        └──────────────────┴──close()──▶ CLOSED
@@ -25,9 +25,6 @@ from itertools import count, islice
 from math import ceil
 from typing import Any, ClassVar, Final, Protocol
 
-import grpc
-from grpc import aio
-
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -46,16 +43,16 @@ from bookie.ids import (
     Status,
 )
 from bookie.wire import unary_codec
+from bookie.wire.call_metadata import named
+from bookie.wire.client.tls_problems import TlsHistory
 from bookie.wire.coalesce import fitting, join_messages, split_message
 from bookie.wire.codec import encode_streamed_read, parse_add_response, scan_read_response
 from bookie.wire.commands import LacState, ReadCommand
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
-from bookie.wire.grpc.client.tls_problems import TlsHistory
-from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A stream is full if more bytes than this are queued, because gRPC has not taken them yet."""
+"""A stream is full if more bytes are queued, because the carrier has not taken them yet."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
 """The longest timeout that a request can carry, 49 days; longer timeouts are reduced to it."""
@@ -84,12 +81,18 @@ class OnAnswer(Protocol):
         """
 
 
-def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError:
-    """Return the `BookieError` for a failed gRPC call, from the call's status code and details."""
-    code = error.code()
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+def error_of(address: str, error: Any, tls: TlsHistory) -> BookieError:
+    """Return the `BookieError` for a failed call, from the code and details of its error.
+
+    Args:
+        address: the address of the bookie.
+        error: one of the carrier's `failures`.
+        tls: explains failures of TLS.
+    """
+    code = error.code().name
+    if code == "DEADLINE_EXCEEDED":
         return OperationTimeoutError(f"bookie {address} did not answer in time")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+    if code == "RESOURCE_EXHAUSTED":
         return BadRequestError(f"a message to or from bookie {address} is too large")
     if reason := tls.problem(error.details() or ""):
         return TlsError(f"bookie {address}: {reason}")
@@ -106,6 +109,10 @@ class StreamCall:
     connect_timeout_seconds: float
     """Seconds within which the bookie must accept the stream."""
     tls: TlsHistory
+    failures: tuple[type[Exception], ...]
+    """The errors of failed calls, which have the methods `code` and `details`."""
+    broken: tuple[type[Exception], ...]
+    """The errors of a write to a call that has ended."""
 
 
 class _Attempt:
@@ -154,7 +161,7 @@ class Stream(ABC):
 
     @property
     def queued_bytes(self) -> int:
-        """The number of queued bytes, which gRPC takes as fast as the bookie reads."""
+        """The number of queued bytes, which the carrier takes as fast as the bookie reads."""
         return 0 if self._attempt is None else self._attempt.queued_bytes
 
     def reopen(self) -> None:
@@ -199,7 +206,7 @@ class Stream(ABC):
     def _deliver(self, data: bytes) -> None:
         """Handle one received message; each kind of stream overrides this method."""
 
-    def _error_of(self, error: grpc.RpcError) -> BookieError:
+    def _error_of(self, error: Any) -> BookieError:
         return error_of(self.address, error, self._call.tls)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
@@ -237,7 +244,7 @@ class Stream(ABC):
                 self._deliver(data)
         except TimeoutError:
             return BookieUnreachableError(f"bookie {self.address} did not take up the stream")
-        except grpc.RpcError as error:
+        except self._call.failures as error:
             return self._error_of(error)
         except BadRequestError as error:
             return BookieUnreachableError(
@@ -255,11 +262,12 @@ class Stream(ABC):
         return TlsError(f"bookie {self.address}: {problem}") if problem else None
 
     def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
-        return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
+        writing = _write(call, attempt, self._call.broken)
+        return self._tasks.create_task(writing, name=f"writer to {self.address}")
 
 
-async def _write(call: Any, attempt: _Attempt) -> None:
-    """Pass queued messages to gRPC; gRPC makes this task wait while the bookie does not read."""
+async def _write(call: Any, attempt: _Attempt, broken: tuple[type[Exception], ...]) -> None:
+    """Pass queued messages to the carrier, which makes this task wait for a slow bookie."""
     queue = attempt.queue
     try:
         while True:
@@ -270,7 +278,7 @@ async def _write(call: Any, attempt: _Attempt) -> None:
                     attempt.queued_bytes -= len(queue.popleft())
             attempt.arrived.clear()
             await attempt.arrived.wait()
-    except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+    except broken:
         pass  # the call has ended; its reader gets the error
 
 
@@ -387,8 +395,8 @@ class ReadStream(Stream):
         finally:
             self._settle(lambda: closed_error(self.address, has_moved=self.has_moved))
 
-    def _error_of(self, error: grpc.RpcError) -> BookieError:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    def _error_of(self, error: Any) -> BookieError:
+        if error.code().name == "UNIMPLEMENTED":
             self.is_offered = False
         return super()._error_of(error)
 

@@ -21,8 +21,8 @@ from bookie.security.gatekeeper import Caller
 from bookie.security.grants import ANONYMOUS
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.deadlines import Deadlines
-from bookie.wire.grpc.server.hang_up import hang_up, taken_bytes
-from bookie.wire.grpc.server.shares import ADDS, READS, WATCHES, Share, Shares
+from bookie.wire.server.hang_up import hang_up, taken_bytes
+from bookie.wire.server.shares import ADDS, READS, WATCHES, Share, Shares
 
 HANG_UP_SECONDS: Final = 0.5
 """The pause before clients that wait for answers are looked at together, to save looks."""

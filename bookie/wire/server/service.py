@@ -24,20 +24,20 @@ from bookie.security.rights import RPC_RIGHTS, Right
 from bookie.security.tokens import LEEWAY_SECONDS
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
+from bookie.wire.call_metadata import check_recipient, named
 from bookie.wire.codec import encode_read_response, parse_read_request
 from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply, refused_read
-from bookie.wire.grpc.server.add_stream import AddStreamHandler
-from bookie.wire.grpc.server.arrivals import Arrivals
-from bookie.wire.grpc.server.callers import caller_of
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.lac_watch import LacWatchHandler
-from bookie.wire.grpc.server.rate_meter import RateMeter
-from bookie.wire.grpc.server.read_budget import ReadBudget
-from bookie.wire.grpc.server.read_stream import TOO_LATE, ReadStreamHandler
-from bookie.wire.grpc.server.stream_handler import StreamHandler
-from bookie.wire.grpc.server.visits import Reception, Visit
-from bookie.wire.grpc.transport import check_recipient, named
 from bookie.wire.interfaces import BookieNode, BrokenCallError, IdentifiedCall
+from bookie.wire.server.add_stream import AddStreamHandler
+from bookie.wire.server.arrivals import Arrivals
+from bookie.wire.server.callers import caller_of
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.lac_watch import LacWatchHandler
+from bookie.wire.server.rate_meter import RateMeter
+from bookie.wire.server.read_budget import ReadBudget
+from bookie.wire.server.read_stream import TOO_LATE, ReadStreamHandler
+from bookie.wire.server.stream_handler import StreamHandler
+from bookie.wire.server.visits import Reception, Visit
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")

@@ -22,11 +22,11 @@ from bookie.security.permissions import LedgerLogs
 from bookie.security.rates import LogDirectory, Rates
 from bookie.security.rights import Role
 from bookie.telemetry import Metrics
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import AddCommand, LacReply, ReadCommand, ReadReply, Reply
-from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.server.rate_meter import RateMeter
 from bookie.wire.interfaces import IdentifiedCall
+from bookie.wire.server.rate_meter import RateMeter
 from tests.served_node import serve
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 
 from bookie.errors import BookieError
-from bookie.wire.grpc.server.arrivals import Arrived
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import BrokenCallError, CallContext
+from bookie.wire.server.arrivals import Arrived
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.visits import Visit
 
 
 class StreamHandler:

@@ -25,15 +25,15 @@ from bookie.errors import (
 )
 from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.telemetry import Metrics
+from bookie.wire.client import streams
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_streamed_read
 from bookie.wire.commands import ReadCommand, ReadReply
 from bookie.wire.grpc import transport
-from bookie.wire.grpc.client import streams
-from bookie.wire.grpc.client.channel import BookieChannel
-from bookie.wire.grpc.server import read_stream as server_side
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
-from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE
+from bookie.wire.server import read_stream as server_side
+from bookie.wire.server.service import BookieService
 from tests.served_node import serve
 from tests.servers.ports import claimed_ports
 from tests.unit.wire.conftest import Served

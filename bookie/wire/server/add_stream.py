@@ -36,12 +36,12 @@ from bookie.security.rights import Right
 from bookie.wire.coalesce import COALESCED_MAX, join_messages, split_message
 from bookie.wire.codec import encode_add_response, parse_add_request, request_id_of
 from bookie.wire.commands import AddCommand, Reply
-from bookie.wire.grpc.server.error_mapper import ErrorMapper
-from bookie.wire.grpc.server.rate_meter import RateMeter
-from bookie.wire.grpc.server.shares import ADD_OVERHEAD_BYTES
-from bookie.wire.grpc.server.stream_handler import StreamHandler
-from bookie.wire.grpc.server.visits import Visit
 from bookie.wire.interfaces import BookieNode, BrokenCallError, CallContext
+from bookie.wire.server.error_mapper import ErrorMapper
+from bookie.wire.server.rate_meter import RateMeter
+from bookie.wire.server.shares import ADD_OVERHEAD_BYTES
+from bookie.wire.server.stream_handler import StreamHandler
+from bookie.wire.server.visits import Visit
 
 PENDING_MAX: Final = 4096
 """The largest number of unanswered requests; a client that reads no answers must wait."""

@@ -1,1 +1,0 @@
-"""A client's side of the transport: one channel to each bookie, and the streams on it."""
