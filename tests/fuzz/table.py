@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from tests.fuzz import (
     access_targets,
     disk_targets,
+    frames_targets,
     record_targets,
     server_targets,
     text_targets,
@@ -15,7 +16,15 @@ from tests.fuzz import (
 )
 from tests.fuzz.target import Target
 
-PARTS = [wire_targets, record_targets, disk_targets, text_targets, server_targets, access_targets]
+PARTS = [
+    wire_targets,
+    frames_targets,
+    record_targets,
+    disk_targets,
+    text_targets,
+    server_targets,
+    access_targets,
+]
 
 HAS_SPARK = find_spec("pyspark") is not None
 """A soak may run without Spark, as `make soak` installs it."""
