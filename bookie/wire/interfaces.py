@@ -30,8 +30,24 @@ class BrokenCallError(Exception):
     """The call has ended, so nothing can be read or sent; only a carrier raises it."""
 
 
+class CallerContext(Protocol):
+    """What the bookie knows about a call and its client."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the metadata that the client sent with the call."""
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        """Call `callback` when the call is over, whether its answer was sent or not."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what the transport knows about the client, such as its certificate."""
+
+    def peer(self) -> str:
+        """Return the client's address, as ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``."""
+
+
 class CallContext(Protocol):
-    """The server's side of one call.
+    """The server's side of one call with several messages.
 
     When the connection breaks, the carrier cancels the call's handler, or `read` and `write` raise
     `BrokenCallError`.
@@ -46,21 +62,9 @@ class CallContext(Protocol):
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
         """Report to the client at once that the bookie has accepted the call."""
 
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the metadata that the client sent with the call."""
 
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
-        """Call `callback` when the call is over, whether its answer was sent or not."""
-
-
-class IdentifiedCall(CallContext, Protocol):
-    """A call whose client the transport can identify."""
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what the transport knows about the client, such as its certificate."""
-
-    def peer(self) -> str:
-        """Return the client's address, as ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``."""
+class IdentifiedCall(CallContext, CallerContext, Protocol):
+    """A call with several messages, whose client is known."""
 
 
 class Watcher(Protocol):

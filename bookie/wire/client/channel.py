@@ -48,6 +48,7 @@ from bookie.wire.client.tls_problems import TlsHistory
 from bookie.wire.codec import encode_read_request, parse_read_response, read_reply_of
 from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
+from bookie.wire.frames.client import FramesCarrier
 from bookie.wire.grpc.connection import GrpcCarrier
 from bookie.wire.grpc.credentials import ChannelSecurity
 from bookie.wire.unary_codec import Ranges
@@ -86,6 +87,7 @@ class BookieChannel:
         settings: Message sizes and keepalive, the same as the server's.
         security: The source of credentials and token; None means a connection without TLS and
             without token.
+        is_framed: True if the address is the bookie's port for frames, not for gRPC.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class BookieChannel:
         connect_timeout_seconds: float = 5.0,
         settings: RpcSettings | None = None,
         security: ChannelSecurity | None = None,
+        is_framed: bool = False,
     ) -> None:
         self.address = address
+        self.is_framed = is_framed
         self.credentials = credentials = None if security is None else security.credentials()
         self._security = security
         self._tls = TlsHistory(uses_tls=credentials is not None)
@@ -107,9 +111,15 @@ class BookieChannel:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
         self._bookie_id = bookie_id
-        self._carrier: Carrier = GrpcCarrier(
-            address, settings or RpcSettings(), connect_timeout_seconds, credentials
-        )
+        settings = settings or RpcSettings()
+        self._carrier: Carrier
+        if is_framed:
+            context = None if security is None else security.context()
+            self._carrier = FramesCarrier(
+                address, tasks, settings, connect_timeout_seconds, context
+            )
+        else:
+            self._carrier = GrpcCarrier(address, settings, connect_timeout_seconds, credentials)
         self._metadata = self._carrier.prepared(call_metadata(instance_id, bookie_id))
         self._deadlines: Deadlines[Any] = Deadlines()
         self._reads = ReadStream(self._stream_call("ReadStream"), self._deadlines)

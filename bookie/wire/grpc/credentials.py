@@ -16,6 +16,7 @@ both ends use gRPC, they agree on 1.3. TLS 1.3 itself detects an attacker who ma
 
 from __future__ import annotations
 
+import ssl
 import threading
 from typing import Any, Final
 
@@ -90,6 +91,8 @@ class ChannelSecurity:
             self._token = TokenFile(self.settings.token_file)
         self._made_of: Pems | None = None
         self._credentials: Any = None
+        self._context_of: Pems | None = None
+        self._context: ssl.SSLContext | None = None
 
     def credentials(self) -> Any:
         """Return the credentials for a new channel: the same object until a file changes.
@@ -106,6 +109,19 @@ class ChannelSecurity:
             )
             self._made_of = pems
         return self._credentials
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the SSL context for a connection by frames: the same until a file changes.
+
+        None if the settings name no CA.
+        """
+        if self._files is None:
+            return None
+        self._files.refresh()
+        pems = self._files.pems
+        if self._context is None or pems is not self._context_of:
+            self._context, self._context_of = self._files.client_context(), pems
+        return self._context
 
     def authorization(self) -> str:
         """Return the value for the metadata key ``authorization``; empty without a token."""

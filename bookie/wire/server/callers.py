@@ -7,13 +7,13 @@ from typing import Final
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.identity import identity_of_call
 from bookie.wire.call_metadata import named
-from bookie.wire.interfaces import IdentifiedCall
+from bookie.wire.interfaces import CallerContext
 
 AUTHORIZATION: Final = "authorization"
 """The key of call metadata that holds a token."""
 
 
-def caller_of(gatekeeper: Gatekeeper, context: IdentifiedCall) -> Caller:
+def caller_of(gatekeeper: Gatekeeper, context: CallerContext) -> Caller:
     """Return the caller of a call.
 
     Raises:

@@ -7,7 +7,7 @@ from bookie.security.grants import ANONYMOUS
 from bookie.security.rates import Rates, Traffic, account_name
 from bookie.security.rights import Right
 from bookie.wire.commands import AddCommand, ReadCommand, ReadReply
-from bookie.wire.interfaces import IdentifiedCall
+from bookie.wire.interfaces import CallerContext
 from bookie.wire.server.callers import caller_of
 
 
@@ -24,9 +24,7 @@ class RateMeter:
         context: the call, which was already accepted.
     """
 
-    def __init__(
-        self, rates: Rates, gatekeeper: Gatekeeper | None, context: IdentifiedCall
-    ) -> None:
+    def __init__(self, rates: Rates, gatekeeper: Gatekeeper | None, context: CallerContext) -> None:
         self._rates = rates
         self._judged: Caller | None = None
         """The caller, if the caller's roles may be an exemption; otherwise None."""

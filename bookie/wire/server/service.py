@@ -27,7 +27,7 @@ from bookie.wire import unary_codec
 from bookie.wire.call_metadata import check_recipient, named
 from bookie.wire.codec import encode_read_response, parse_read_request
 from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply, refused_read
-from bookie.wire.interfaces import BookieNode, BrokenCallError, IdentifiedCall
+from bookie.wire.interfaces import BookieNode, BrokenCallError, CallerContext, IdentifiedCall
 from bookie.wire.server.add_stream import AddStreamHandler
 from bookie.wire.server.arrivals import Arrivals
 from bookie.wire.server.callers import caller_of
@@ -62,7 +62,7 @@ class _Call(Generic[_Request, _Reply]):
 
     rpc: str
     parse: Callable[[bytes], _Request]
-    ask: Callable[[_Request, IdentifiedCall, Visit], Awaitable[_Reply]]
+    ask: Callable[[_Request, CallerContext, Visit], Awaitable[_Reply]]
     encode: Callable[[_Reply], bytes]
     refuse: Callable[[Reply], _Reply]
     ledger_of: Callable[[_Request], int | None] = attrgetter("ledger_id")
@@ -78,7 +78,7 @@ class Handlers:
     """Calls with many messages in both directions."""
     listings: Mapping[str, Callable[[bytes, IdentifiedCall], Awaitable[None]]]
     """Calls with one request; the handler writes the pages of the answer."""
-    calls: Mapping[str, Callable[[bytes, IdentifiedCall], Awaitable[bytes]]]
+    calls: Mapping[str, Callable[[bytes, CallerContext], Awaitable[bytes]]]
     """Calls with one request and one answer."""
 
 
@@ -189,7 +189,7 @@ class BookieService:
 
     def _handler(
         self, call: _Call[_Request, _Reply]
-    ) -> Callable[[bytes, IdentifiedCall], Awaitable[bytes]]:
+    ) -> Callable[[bytes, CallerContext], Awaitable[bytes]]:
         """Return a handler for one kind of unary call, which answers every error by a status.
 
         The handler is a plain function, because gRPC inspects it at each call and would take longer
@@ -203,7 +203,7 @@ class BookieService:
         )  # fmt: skip
         ledger_of, enter, is_urgent = call.ledger_of, self._enter, rpc in URGENT
 
-        async def answer(data: bytes, context: IdentifiedCall) -> bytes:
+        async def answer(data: bytes, context: CallerContext) -> bytes:
             visit: Visit | None = None
             arrived(context, len(data))
             try:
@@ -226,7 +226,7 @@ class BookieService:
         return answer
 
     def _enter(
-        self, context: IdentifiedCall, *, is_urgent: bool = False
+        self, context: CallerContext, *, is_urgent: bool = False
     ) -> tuple[Caller | None, Visit]:
         """Begin a call with a single request; its visit ends when the carrier reports its end.
 
@@ -260,7 +260,7 @@ class BookieService:
         if right is Right.RECOVER:
             caller.did(rpc, ledger_id)
 
-    def _rate(self, rpc: str, context: IdentifiedCall, ledger_id: int | None) -> None:
+    def _rate(self, rpc: str, context: CallerContext, ledger_id: int | None) -> None:
         """Charge a call of `RATED_RPCS` to the caller's rate; ignore other calls.
 
         Raises:
@@ -270,7 +270,7 @@ class BookieService:
         if rates is not None and rates.is_on and rpc in RATED_RPCS and ledger_id is not None:
             RateMeter(rates, self._gatekeeper, context).ask(ledger_id)
 
-    async def _read(self, command: ReadCommand, context: IdentifiedCall, visit: Visit) -> ReadReply:
+    async def _read(self, command: ReadCommand, context: CallerContext, visit: Visit) -> ReadReply:
         """Read entries in the caller's turn, within the caller's rate and the read budget."""
         if not (command.fence or visit.try_turn(1)):
             await visit.turn(1)
@@ -286,7 +286,7 @@ class BookieService:
             meter.has_read(reply)
         return reply
 
-    async def _force(self, ledger_id: int, context: IdentifiedCall, _visit: Visit) -> Reply:
+    async def _force(self, ledger_id: int, context: CallerContext, _visit: Visit) -> Reply:
         """Force a ledger; refuse if the client names an earlier process, which may have lost adds.
 
         Raises:
@@ -300,7 +300,7 @@ class BookieService:
         return await self._node.force(ledger_id)
 
     async def _info(
-        self, _request: None, _context: IdentifiedCall, _visit: Visit
+        self, _request: None, _context: CallerContext, _visit: Visit
     ) -> tuple[Reply, Info | None]:
         return Reply(Status.OK), await self._node.info()
 
@@ -442,19 +442,19 @@ class BookieService:
         await context.write(refuse(refusal))
         return refusal.status
 
-    def _arrived(self, context: IdentifiedCall, size: int) -> None:
+    def _arrived(self, context: CallerContext, size: int) -> None:
         """Count the bytes of a call and of its single message."""
         arrived = self._arrivals.of(context.peer())
         arrived.call(context.invocation_metadata())
         arrived.message(size)
 
-    def _check(self, context: IdentifiedCall) -> None:
+    def _check(self, context: CallerContext) -> None:
         """Refuse a call that is meant for another bookie or cluster."""
         node = self._node
         metadata = context.invocation_metadata()
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
-    def _admit(self, context: IdentifiedCall) -> tuple[Caller | None, BookieError | None, Visit]:
+    def _admit(self, context: CallerContext) -> tuple[Caller | None, BookieError | None, Visit]:
         """Return the caller of a stream, the error that refuses its requests, and its visit.
 
         The caller is None if no request needs a check: roles are not required, or the stream is
@@ -475,7 +475,7 @@ class BookieService:
         asks = keeper is not None and keeper.is_required and refusal is None
         return caller if asks else None, refusal, visit
 
-    def _meter(self, context: IdentifiedCall, refusal: BookieError | None) -> RateMeter | None:
+    def _meter(self, context: CallerContext, refusal: BookieError | None) -> RateMeter | None:
         """Return the meter that charges a call; None without rates, or if the call is refused."""
         if self._rates is None or refusal is not None:
             return None

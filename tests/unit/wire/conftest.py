@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bookie.config import RpcSettings
 from bookie.telemetry import Metrics
 from bookie.wire.client.channel import BookieChannel
-from tests.served_node import serve
+from tests.served_node import serve_both
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode
 
 
@@ -22,6 +23,7 @@ class Served:
     node: FakeNode
     metrics: Metrics
     address: str
+    """The address of the gRPC port."""
     channel: BookieChannel
     tasks: asyncio.TaskGroup
 
@@ -33,11 +35,32 @@ class Served:
         return value or 0.0
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
+@asynccontextmanager
+async def serving_by(carrier: str) -> AsyncIterator[Served]:
+    """Serve a fake node by both carriers, and call it by one of them."""
     node, metrics = FakeNode(), Metrics()
     settings = RpcSettings(drain_seconds=0.2)
-    async with serve(node, "127.0.0.1", 0, settings, metrics) as port, asyncio.TaskGroup() as tasks:
-        channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
-        yield Served(node, metrics, f"127.0.0.1:{port}", channel, tasks)
+    async with (
+        serve_both(node, "127.0.0.1", settings, metrics) as ports,
+        asyncio.TaskGroup() as tasks,
+    ):
+        address = f"127.0.0.1:{ports['grpc']}"
+        channel = BookieChannel(
+            f"127.0.0.1:{ports[carrier]}", INSTANCE_ID, tasks, is_framed=carrier == "frames"
+        )
+        yield Served(node, metrics, address, channel, tasks)
         await channel.close()
+
+
+@pytest.fixture(params=["grpc", "frames"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """A client by each carrier in turn."""
+    async with serving_by(request.param) as one:
+        yield one
+
+
+@pytest.fixture
+async def by_grpc() -> AsyncIterator[Served]:
+    """A client by gRPC alone."""
+    async with serving_by("grpc") as one:
+        yield one

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bookie.addresses import join_address
 from bookie.config import NodeSettings, RpcSettings, with_free_poller
-from bookie.env import SystemClock
+from bookie.env import SystemClock, gather
 from bookie.errors import CannotStartError
 from bookie.security.gatekeeper import Gatekeeper
 from bookie.security.rates import LogDirectory, Rates
@@ -34,7 +34,7 @@ from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.interfaces import SERVICE, BookieNode
 from bookie.wire.server.arrivals import Arrivals
-from bookie.wire.server.service import BookieService
+from bookie.wire.server.service import BookieService, Handlers
 
 _log = event_log(__name__)
 
@@ -45,6 +45,16 @@ class ServedNode(BookieNode, Protocol):
     @property
     def settings(self) -> NodeSettings:
         """The node's limits on requests in flight."""
+
+
+class Listener(Protocol):
+    """A listener of another carrier."""
+
+    def serve(self, handlers: Handlers, /) -> None:
+        """Serve calls from now on."""
+
+    async def stop(self, grace_seconds: float, /) -> None:
+        """Accept nothing more; end what still runs after `grace_seconds`."""
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -101,11 +111,13 @@ class HeldPort:
         metrics: Metrics,
         gatekeeper: Gatekeeper | None = None,
         arrivals: Arrivals | None = None,
+        beside: Sequence[Listener] = (),
     ) -> AsyncIterator[None]:
         """Serve `bookie` while the context lasts; the end of the context releases the port.
 
         Without a `gatekeeper`, every caller may do everything. `arrivals` counts the bytes that
-        reach the handlers.
+        reach the handlers. The listeners `beside` this port serve the same bookie, with the same
+        limits, by other carriers.
 
         At the end of the context, the server accepts no new connections, and each stream ends after
         it has answered the requests that it accepted. Calls that still run after `drain_seconds` of
@@ -120,7 +132,10 @@ class HeldPort:
         service = BookieService(
             bookie, bookie.settings, metrics, gatekeeper, rates, self._settings, arrivals
         )
-        self._gate.service_handlers = grpc_handlers(service.handlers())
+        handlers = service.handlers()
+        self._gate.service_handlers = grpc_handlers(handlers)
+        for one in beside:
+            one.serve(handlers)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         _log.info(
@@ -131,7 +146,8 @@ class HeldPort:
         finally:
             await self._health.enter_graceful_shutdown()
             service.end_streams()
-            await self._server.stop(self._settings.drain_seconds)
+            seconds = self._settings.drain_seconds
+            await gather([self._server.stop(seconds), *(one.stop(seconds) for one in beside)])
             service.close()
             _log.info("rpc_stopped", host=self._host, port=self.port)
 

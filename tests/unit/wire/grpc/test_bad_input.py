@@ -48,9 +48,9 @@ GARBAGE = [
 ]
 
 
-async def status_of(served: Served, rpc: str, data: bytes) -> int:
+async def status_of(by_grpc: Served, rpc: str, data: bytes) -> int:
     """The in-band status of one raw call."""
-    async with aio.insecure_channel(served.address) as channel:
+    async with aio.insecure_channel(by_grpc.address) as channel:
         if rpc in UNARY:
             answer = await channel.unary_unary(f"/{SERVICE}/{rpc}")(data, metadata=METADATA)
             return int(UNARY[rpc].FromString(answer).status)
@@ -61,19 +61,19 @@ async def status_of(served: Served, rpc: str, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("rpc", [*UNARY, *LISTINGS])
-async def test_garbage_is_a_bad_request(served: Served, rpc: str) -> None:
+async def test_garbage_is_a_bad_request(by_grpc: Served, rpc: str) -> None:
     """Bytes that are no message are refused in band, by every call."""
     for data in GARBAGE:
-        assert await status_of(served, rpc, data) == Status.BAD_REQUEST
-    assert served.node.calls == []
+        assert await status_of(by_grpc, rpc, data) == Status.BAD_REQUEST
+    assert by_grpc.node.calls == []
 
 
 @pytest.mark.parametrize("rpc", [*UNARY, *LISTINGS])
-async def test_random_bytes_are_answered(served: Served, rpc: str) -> None:
+async def test_random_bytes_are_answered(by_grpc: Served, rpc: str) -> None:
     """No bytes make a call fail in transport, and the bookie goes on."""
     rng = random.Random(rpc)
     allowed = {Status.OK, Status.BAD_REQUEST, Status.NO_SUCH_ENTRY}
-    async with aio.insecure_channel(served.address) as channel:
+    async with aio.insecure_channel(by_grpc.address) as channel:
         for _ in range(50):
             data = rng.randbytes(rng.randrange(40))
             if rpc in UNARY:
@@ -82,13 +82,13 @@ async def test_random_bytes_are_answered(served: Served, rpc: str) -> None:
             else:
                 call = channel.unary_stream(f"/{SERVICE}/{rpc}")(data, metadata=METADATA)
                 _ = [answer async for answer in call]
-    assert (await served.channel.info(timeout=60)).bookie_id == "b1"
+    assert (await by_grpc.channel.info(timeout=60)).bookie_id == "b1"
 
 
-async def test_random_bytes_on_the_streams_are_answered(served: Served) -> None:
+async def test_random_bytes_on_the_streams_are_answered(by_grpc: Served) -> None:
     """Each message of a stream of garbage gets its answer; the next stream works."""
     rng = random.Random(7)
-    async with aio.insecure_channel(served.address) as channel:
+    async with aio.insecure_channel(by_grpc.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/AddStream")(metadata=METADATA)
         for _ in range(100):
             await call.write(rng.randbytes(rng.randrange(60)))
@@ -110,7 +110,7 @@ async def test_random_bytes_on_the_streams_are_answered(served: Served) -> None:
         await watch.write(pb.WatchLacRequest(subscribe=[5]).SerializeToString())
         assert pb.LacUpdate.FromString(await watch.read()).ledger_id == 5
         watch.cancel()
-    assert served.node.added == []
+    assert by_grpc.node.added == []
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ async def test_random_bytes_on_the_streams_are_answered(served: Served) -> None:
     ],
 )
 async def test_arguments_out_of_range_are_bad_requests(
-    served: Served, rpc: str, request_: pb.ReadRequest
+    by_grpc: Served, rpc: str, request_: pb.ReadRequest
 ) -> None:
     """The node is not asked."""
-    assert await status_of(served, rpc, request_.SerializeToString()) == Status.BAD_REQUEST
-    assert served.node.calls == []
+    assert await status_of(by_grpc, rpc, request_.SerializeToString()) == Status.BAD_REQUEST
+    assert by_grpc.node.calls == []
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ async def test_arguments_out_of_range_are_bad_requests(
     ],
 )
 async def test_arguments_at_the_edge_of_their_range_are_not(
-    served: Served, rpc: str, request_: pb.ReadRequest
+    by_grpc: Served, rpc: str, request_: pb.ReadRequest
 ) -> None:
     """The bounds are inclusive."""
-    assert await status_of(served, rpc, request_.SerializeToString()) != Status.BAD_REQUEST
-    assert len(served.node.calls) == 1
+    assert await status_of(by_grpc, rpc, request_.SerializeToString()) != Status.BAD_REQUEST
+    assert len(by_grpc.node.calls) == 1
 
 
 @pytest.mark.parametrize("rpc", sorted(UNARY))
-async def test_an_oversize_message_is_refused_by_transport(served: Served, rpc: str) -> None:
+async def test_an_oversize_message_is_refused_by_transport(by_grpc: Served, rpc: str) -> None:
     """More than the limit never reaches the servicer; the connection lives on."""
     async with aio.insecure_channel(
-        served.address, options=[("grpc.max_send_message_length", -1)]
+        by_grpc.address, options=[("grpc.max_send_message_length", -1)]
     ) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{rpc}")
         with pytest.raises(aio.AioRpcError) as caught:
@@ -173,23 +173,25 @@ async def test_an_oversize_message_is_refused_by_transport(served: Served, rpc: 
         await call(b"", metadata=METADATA)
 
 
-async def test_an_unknown_method_is_unimplemented(served: Served) -> None:
+async def test_an_unknown_method_is_unimplemented(by_grpc: Served) -> None:
     """Transport says so itself."""
-    async with aio.insecure_channel(served.address) as channel:
+    async with aio.insecure_channel(by_grpc.address) as channel:
         with pytest.raises(aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{SERVICE}/Nothing")(b"", metadata=METADATA)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_subscription_to_too_many_ledgers_at_once_is_refused(served: Served) -> None:
+async def test_a_subscription_to_too_many_ledgers_at_once_is_refused(
+    by_grpc: Served,
+) -> None:
     """One message cannot hold up the loop with a million ids."""
-    async with aio.insecure_channel(served.address) as channel:
+    async with aio.insecure_channel(by_grpc.address) as channel:
         watch = channel.stream_stream(f"/{SERVICE}/WatchLac")(metadata=METADATA)
         await watch.write(pb.WatchLacRequest(subscribe=range(5000)).SerializeToString())
         update = pb.LacUpdate.FromString(await watch.read())
         assert (update.status, update.ledger_id) == (pb.STATUS_BAD_REQUEST, -1)
         watch.cancel()
-    await until(lambda: served.node.watchers == [])
+    await until(lambda: by_grpc.node.watchers == [])
 
 
 def whole(limit: int) -> NodeSettings:

@@ -1,0 +1,426 @@
+"""A client's conversations by frames with one bookie; see `Carrier`.
+
+Each stream and each listing has a connection of its own. All calls with one answer share another
+connection, which opens at the first call, and closes after `rpc.connection_idle_seconds_max`
+without a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from bookie.addresses import split_address
+from bookie.config import RpcSettings
+from bookie.errors import BadRequestError
+from bookie.wire.call_metadata import Pairs
+from bookie.wire.carrier import CallCode, CallError
+from bookie.wire.frames.connection import FramedConnection, prepare_socket
+from bookie.wire.frames.format import (
+    CALLS,
+    HELLO_BYTES_MAX,
+    SCRATCH_BYTES,
+    CallRequest,
+    ClientHello,
+    OversizeError,
+    encode_cancelled,
+    encode_client_hello,
+    encode_end,
+    encode_request,
+    parse_answer,
+    parse_bookie_hello,
+    parse_end,
+)
+from bookie.wire.interfaces import BrokenCallError
+
+C = TypeVar("C", bound="ClientConnection")
+
+REQUEST_IDS: Final = 2**32
+"""Ids of calls begin again after so many calls."""
+
+CONNECTING: Final = "failed to connect: "
+"""Begins the details of a failure before the bookie's hello, as in gRPC's texts."""
+
+
+class FramesCarrier:
+    """Carries a client's calls to the bookie at `address` (``HOST:PORT``).
+
+    Args:
+        address: the address of the bookie's port for frames.
+        tasks: the group that runs attempts to connect; it must outlive `close`.
+        settings: message sizes and keepalive, the same as the bookie's.
+        connect_timeout_seconds: the longest time until the bookie's hello.
+        context: the SSL context for TLS, which verifies the host; None means plaintext.
+    """
+
+    failures: tuple[type[Exception], ...] = (CallError,)
+    broken: tuple[type[Exception], ...] = (CallError, BrokenCallError)
+
+    def __init__(
+        self,
+        address: str,
+        tasks: asyncio.TaskGroup,
+        settings: RpcSettings,
+        connect_timeout_seconds: float,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.host, self.port = split_address(address)
+        self.tasks = tasks
+        self.settings = settings
+        self.connect_timeout_seconds = connect_timeout_seconds
+        self.context = context
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.has_failed = False
+        """True if the last attempt to connect failed."""
+        self.was_ready = False
+        """True if the bookie has ever accepted a conversation on this carrier."""
+        self._connections: dict[ClientConnection, None] = {}
+        self._calls: CallsConnection | None = None
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        return not self.has_failed and any(one.is_ready for one in self._connections)
+
+    def prepared(self, metadata: Pairs, /) -> Any:
+        return metadata
+
+    def stream(self, rpc: str, metadata: Any, /, *, is_bulk: bool = False) -> StreamConnection:
+        del is_bulk  # each stream has a connection of its own
+        return self._begin(StreamConnection(self, rpc, metadata))
+
+    def call(self, rpc: str, request: bytes, metadata: Any, /) -> asyncio.Future[bytes]:
+        calls = self._calls
+        if calls is None or calls.is_over:
+            calls = self._calls = CallsConnection(self)
+            self._begin(calls)
+        return calls.request(rpc, request, metadata)
+
+    def listing(
+        self, rpc: str, request: bytes, metadata: Any, timeout: float | None, /
+    ) -> StreamConnection:
+        return self._begin(StreamConnection(self, rpc, metadata, request, timeout))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.sleep(0)
+
+    def forget(self, connection: ClientConnection) -> None:
+        """Drop a connection that is over."""
+        self._connections.pop(connection, None)
+
+    def _begin(self, connection: C) -> C:
+        if self._is_closed:
+            connection.cancel()
+        else:
+            self._connections[connection] = None
+            connection.begin()
+        return connection
+
+
+class ClientConnection(FramedConnection):
+    """A client's end of one connection, from the attempt to connect to the last message.
+
+    Args:
+        carrier: the settings of the connection.
+        hello: the conversation to begin.
+    """
+
+    def __init__(self, carrier: FramesCarrier, hello: ClientHello) -> None:
+        super().__init__(carrier.scratch, HELLO_BYTES_MAX)
+        self._carrier = carrier
+        self._hello = hello
+        self._loop = asyncio.get_running_loop()
+        self._attempt: asyncio.Task[None] | None = None
+        self._changed: list[asyncio.Future[None]] = []
+        """Futures that are done when the connection is made, greeted, or over."""
+        self._offered: Pairs | None = None
+        """The metadata of the bookie's hello."""
+        self._outcome: BaseException | None = None
+        """The reason for the end; None after an end in order."""
+        self.is_over = False
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the bookie has accepted the conversation, and it is not over."""
+        return self._offered is not None and not self.is_over
+
+    def begin(self) -> None:
+        """Begin to connect."""
+        name = f"connect to {self._carrier.host}:{self._carrier.port}"
+        self._attempt = self._carrier.tasks.create_task(self._connect(), name=name)
+
+    def cancel(self) -> bool:
+        """End the conversation; the bookie may still handle what it has received."""
+        return self._finish(asyncio.CancelledError())
+
+    def fail(self, code: CallCode, details: str) -> None:
+        """End the conversation with an error."""
+        self._finish(CallError(code, details))
+
+    async def _connect(self) -> None:
+        carrier = self._carrier
+        host = carrier.host if carrier.context is not None else None
+        try:
+            async with asyncio.timeout(carrier.connect_timeout_seconds):
+                await self._loop.create_connection(
+                    lambda: self,
+                    carrier.host,
+                    carrier.port,
+                    ssl=carrier.context,
+                    server_hostname=host,
+                )
+                while self._offered is None and not self.is_over:
+                    await self._change()
+        except TimeoutError:
+            self._fail_to_connect("the bookie did not answer in time")
+        except (OSError, ValueError) as error:  # ssl raises ValueError for an impossible host
+            self._fail_to_connect(str(error))
+
+    def _fail_to_connect(self, reason: str) -> None:
+        self._carrier.has_failed = True
+        self.fail(CallCode.UNAVAILABLE, CONNECTING + reason)
+
+    def _opening(self) -> bytes:
+        """Return the bytes that follow the hello at once."""
+        return b""
+
+    def _is_accepted(self) -> None:
+        """Handle the bookie's acceptance."""
+
+    # --- what arrives --------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self.is_over:
+            self.abort()
+            return
+        settings = self._carrier.settings
+        with suppress(OSError):  # the bookie is gone
+            prepare_socket(transport.get_extra_info("socket"), settings, 0)
+        transport.write(encode_client_hello(self._hello) + self._opening())
+        self._tell()
+
+    def _greet(self, body: bytes) -> None:
+        hello = parse_bookie_hello(body)
+        self._units.frame_bytes_max = self._carrier.settings.message_bytes_max + HELLO_BYTES_MAX
+        if hello.code is not CallCode.OK:
+            text = hello.details
+            is_about_tls = hello.code is CallCode.UNAUTHENTICATED
+            self.fail(hello.code, CONNECTING + text if is_about_tls else text)
+            return
+        self._carrier.has_failed, self._carrier.was_ready = False, True
+        self._offered = hello.metadata
+        self._is_accepted()
+        self._tell()
+
+    def _end_arrived(self, body: bytes | None) -> None:
+        if body is None:
+            self._finish(self._broken("the bookie closed the connection"))
+            return
+        code, details = parse_end(body)
+        self._finish(None if code is CallCode.OK else CallError(code, details))
+
+    def _malformed(self, error: BadRequestError) -> None:
+        is_large = isinstance(error, OversizeError)
+        code = CallCode.RESOURCE_EXHAUSTED if is_large else CallCode.UNAVAILABLE
+        self.fail(code, str(error))
+
+    def _lost(self, error: Exception | None) -> None:
+        self._finish(self._broken(str(error) if error else "the connection was closed"))
+
+    def _broken(self, reason: str) -> CallError:
+        if self._offered is None:
+            self._carrier.has_failed = True
+            reason = CONNECTING + ("Socket closed" if self._carrier.context else reason)
+        return CallError(CallCode.UNAVAILABLE, reason)
+
+    def _finish(self, outcome: BaseException | None) -> bool:
+        if self.is_over:
+            return False
+        self.is_over = True
+        self._outcome = outcome
+        self._carrier.forget(self)
+        self._is_discarding = True
+        self.abort()
+        if self._attempt is not None and self._attempt is not asyncio.current_task():
+            self._attempt.cancel()
+        self._ended()
+        self._tell()
+        return True
+
+    def _ended(self) -> None:
+        """Handle the end of the conversation."""
+
+    # --- waiting -------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, []
+        for one in changed:
+            if not one.done():
+                one.set_result(None)
+        self._wake()
+
+    async def _change(self) -> None:
+        change: asyncio.Future[None] = self._loop.create_future()
+        self._changed.append(change)
+        await change
+
+
+class StreamConnection(ClientConnection):
+    """A stream or a listing, with the methods of `grpc.aio`'s calls.
+
+    A listing has a `request`, which is the client's only message, and may have a timeout.
+    """
+
+    def __init__(
+        self,
+        carrier: FramesCarrier,
+        rpc: str,
+        metadata: Pairs,
+        request: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(carrier, ClientHello(rpc, metadata))
+        self._request = request
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout is not None:
+            self._timer = self._loop.call_later(
+                timeout, self.fail, CallCode.DEADLINE_EXCEEDED, "no answer in time"
+            )
+
+    def done(self) -> bool:
+        return self.is_over
+
+    async def initial_metadata(self) -> Pairs:
+        """Return the metadata of the bookie's hello; empty for a failed call."""
+        while self._offered is None and not self.is_over:
+            await self._change()
+        if isinstance(self._outcome, asyncio.CancelledError):
+            raise asyncio.CancelledError
+        return self._offered or ()
+
+    async def details(self) -> str:
+        """Return the reason why the call failed; empty if it did not fail."""
+        return self._outcome.details() if isinstance(self._outcome, CallError) else ""
+
+    async def write(self, message: bytes, /) -> None:
+        """Send one message, and wait until the connection is made and takes it.
+
+        Raises:
+            BrokenCallError: the call has ended.
+        """
+        if len(message) > self._carrier.settings.message_bytes_max:
+            self.fail(CallCode.RESOURCE_EXHAUSTED, "the message is too large")
+        while self._transport is None and not self.is_over:
+            await self._change()
+        await super().write(message)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        inbox = self._inbox
+        while True:
+            while inbox:
+                message = inbox.popleft()
+                self._took(message)
+                yield message
+            if self.is_over:
+                break
+            self._reader = self._loop.create_future()
+            await self._reader
+        if self._outcome is not None:
+            raise self._outcome
+
+    def _opening(self) -> bytes:
+        if self._request is None:
+            return b""
+        return len(self._request).to_bytes(4, "big") + self._request + encode_end(CallCode.OK)
+
+    def _ended(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class CallsConnection(ClientConnection):
+    """The connection of all calls with one answer."""
+
+    def __init__(self, carrier: FramesCarrier) -> None:
+        super().__init__(carrier, ClientHello(CALLS, ()))
+        self._ids = count(1)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._early: list[bytes] = []
+        """Requests from before the connection was made."""
+        self._idle: asyncio.TimerHandle | None = None
+
+    def request(self, rpc: str, message: bytes, metadata: Pairs) -> asyncio.Future[bytes]:
+        """Send a call; the result is its answer. To cancel the future cancels the call.
+
+        The future fails with a `CallError`. It is cancelled when the carrier is closed.
+        """
+        request_id = next(self._ids) % REQUEST_IDS
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        if self.is_over:
+            answer.cancel()
+            return answer
+        if len(message) > self._carrier.settings.message_bytes_max:
+            answer.set_exception(CallError(CallCode.RESOURCE_EXHAUSTED, "the message is too large"))
+            return answer
+        self._waiting[request_id] = answer
+        answer.add_done_callback(lambda _: self._over(request_id))
+        self._put(encode_request(CallRequest(request_id, rpc, metadata, message)))
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        return answer
+
+    def _put(self, data: bytes) -> None:
+        if self._transport is None:
+            self._early.append(data)
+        elif not self._is_broken:
+            self._send(data)
+
+    def _opening(self) -> bytes:
+        early, self._early = self._early, []
+        return b"".join(part for data in early for part in (len(data).to_bytes(4, "big"), data))
+
+    def _arrived(self, message: bytes) -> None:
+        request_id, code, content = parse_answer(message)
+        answer = self._waiting.get(request_id)
+        if answer is None or answer.done():
+            return  # cancelled meanwhile
+        if code is CallCode.OK:
+            answer.set_result(content)
+        else:
+            answer.set_exception(CallError(code, content.decode("utf-8", "replace")))
+
+    def _over(self, request_id: int) -> None:
+        answer = self._waiting.pop(request_id, None)
+        if self.is_over:
+            return
+        if answer is not None and answer.cancelled():
+            self._put(encode_cancelled(request_id))
+        if not self._waiting and self._idle is None:
+            seconds = self._carrier.settings.connection_idle_seconds_max
+            self._idle = self._loop.call_later(seconds, self.cancel)
+
+    def _ended(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        for answer in list(self._waiting.values()):
+            if answer.done():
+                continue
+            if isinstance(self._outcome, asyncio.CancelledError):
+                answer.cancel()
+            else:
+                error = self._outcome
+                details = error.details() if isinstance(error, CallError) else "the bookie stopped"
+                code = error.code() if isinstance(error, CallError) else CallCode.UNAVAILABLE
+                answer.set_exception(CallError(code, details))

@@ -1,0 +1,244 @@
+"""One TCP connection of the carrier by frames: messages in both directions, with flow control.
+
+TCP itself is the flow control. While the owner does not take messages, the connection reads nothing
+more from its socket, so the peer's writes wait. While the peer does not read, `write` waits. So one
+connection holds at most `INBOX_BYTES_MAX`, one piece from the socket, an incomplete frame, and one
+message to send beyond `OUTBOX_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from math import ceil
+from typing import Any, Final
+
+from bookie.config import RpcSettings
+from bookie.errors import BadRequestError
+from bookie.wire.frames.format import UnitBuffer, UnitKind, pack_size
+from bookie.wire.interfaces import BrokenCallError
+
+INBOX_BYTES_MAX: Final = 1024 * 1024
+"""While more bytes of messages wait to be taken, nothing is read from the socket."""
+
+OUTBOX_BYTES_MAX: Final = 64 * 1024
+"""While more bytes wait to be sent, `write` waits."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 128
+"""A message counts for so much more in the inbox, so that many small messages are bounded, too."""
+
+_JOINED_BYTES_MAX: Final = 4096
+"""The head of a larger message is sent beside it, because a copy would cost more."""
+
+
+def prepare_socket(
+    connection: socket.socket, settings: RpcSettings, patience_seconds: float
+) -> None:
+    """Send small messages at once, and notice a peer that is gone in the times of gRPC's keepalive.
+
+    After `keepalive_seconds` of silence the kernel probes the peer. The connection ends if the peer
+    acknowledges nothing for `patience_seconds`, neither probes nor data. The kernel counts a peer
+    that takes no data as silent, so the time is not shorter than two pings of gRPC take.
+    """
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    silence, answer = settings.keepalive_seconds, settings.keepalive_timeout_seconds
+    tcp = socket.IPPROTO_TCP
+    connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, ceil(silence))
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, ceil(answer))
+    patience_ms = ceil(1000 * max(patience_seconds, silence + answer))
+    connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, patience_ms)
+
+
+class FramedConnection(asyncio.BufferedProtocol):
+    """The protocol object of one connection; both ends derive from it.
+
+    A subclass defines `_greet`, which handles the peer's hello, and may define the other hooks.
+
+    Args:
+        scratch: the receive buffer that the connections of the event loop share.
+        hello_bytes_max: the largest permitted hello of the peer.
+    """
+
+    def __init__(self, scratch: memoryview, hello_bytes_max: int) -> None:
+        self._units = UnitBuffer(scratch, hello_bytes_max)
+        self._transport: asyncio.Transport | None = None
+        self._inbox: deque[bytes] = deque()
+        self._inbox_bytes = 0
+        self._reader: asyncio.Future[None] | None = None
+        """The future on which `read` waits for a message or the end."""
+        self._writers: list[asyncio.Future[None]] = []
+        """The futures on which writes wait until the peer has taken enough."""
+        self._is_writable = True
+        self._is_reading = True
+        self._has_ended = False
+        """True if the peer sends no more messages."""
+        self._is_broken = False
+        """True if the connection is over, or given up."""
+        self._is_discarding = False
+        """True if received bytes are of no use any more."""
+
+    # --- hooks ---------------------------------------------------------------------------
+
+    def _greet(self, body: bytes) -> None:
+        """Handle the peer's hello; set `frame_bytes_max` of `_units`, or give the connection up."""
+        raise NotImplementedError
+
+    def _arrived(self, message: bytes) -> None:
+        """Handle a message; here, queue it for `read`."""
+        self._inbox.append(message)
+        self._inbox_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
+        if self._inbox_bytes > INBOX_BYTES_MAX:
+            self._pause()
+        self._wake()
+
+    def _end_arrived(self, body: bytes | None) -> None:
+        """Handle the peer's last frame; `body` is None if the peer only closed its side."""
+        del body
+        self._has_ended = True
+        self._wake()
+
+    def _malformed(self, error: BadRequestError) -> None:
+        """Handle bytes that no peer of this carrier sends; here, give the connection up."""
+        del error
+        self.abort()
+
+    def _lost(self, error: Exception | None) -> None:
+        """Handle the end of the connection, which comes exactly once if it was ever made."""
+
+    # --- for the owner -------------------------------------------------------------------
+
+    async def read(self) -> bytes | None:
+        """Return the next message; None after the peer's last message.
+
+        Raises:
+            BrokenCallError: the connection has broken.
+        """
+        while not self._inbox:
+            if self._has_ended:
+                return None
+            if self._is_broken:
+                raise BrokenCallError("the connection is closed")
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message = self._inbox.popleft()
+        self._took(message)
+        return message
+
+    async def write(self, message: bytes, /) -> None:
+        """Send one message, and wait while the peer does not read.
+
+        Raises:
+            BrokenCallError: the connection has broken.
+        """
+        if self._is_broken:
+            raise BrokenCallError("the connection is closed")
+        self._send(message)
+        if not self._is_writable:
+            await self._until_writable()
+
+    def abort(self) -> None:
+        """Close the connection at once; bytes that the kernel has are still sent."""
+        self._is_broken = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _took(self, message: bytes) -> None:
+        self._inbox_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
+        if not self._is_reading and self._inbox_bytes <= INBOX_BYTES_MAX // 2:
+            self._resume()
+
+    def _send(self, message: bytes) -> None:
+        """Pass a message to the transport, which keeps it until the peer takes it."""
+        assert self._transport is not None
+        size = len(message)
+        if size > _JOINED_BYTES_MAX:
+            self._transport.writelines((pack_size(size), message))
+        else:
+            self._transport.write(pack_size(size) + message)
+
+    async def _until_writable(self) -> None:
+        while not self._is_writable:
+            if self._is_broken:
+                raise BrokenCallError("the connection is closed")
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._writers.append(waiting)
+            await waiting
+
+    def _pause(self) -> None:
+        if self._is_reading and self._transport is not None and not self._is_broken:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if not self._is_reading and self._transport is not None and not self._is_broken:
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    def _wake(self) -> None:
+        """Wake the reader, and all writers if they have reason to go on."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self._writers and (self._is_writable or self._is_broken):
+            writers, self._writers = self._writers, []
+            for one in writers:
+                if not one.done():
+                    one.set_result(None)
+
+    # --- for the transport ---------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=OUTBOX_BYTES_MAX)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_broken = True
+        self._wake()
+        self._lost(error)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._units.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._is_discarding or self._is_broken:
+            return
+        try:
+            units = self._units.received(nbytes)
+            while units:
+                is_hello = units[0][0] is UnitKind.HELLO
+                for kind, body in units:
+                    self._take(kind, body)
+                # The frames behind a hello, of which only its receiver knows the largest size.
+                units = self._units.received(0) if is_hello and not self._is_broken else []
+        except BadRequestError as error:
+            self._malformed(error)
+
+    def _take(self, kind: UnitKind, body: bytes) -> None:
+        if self._is_broken or self._has_ended or self._is_discarding:
+            return  # nothing counts behind the end
+        if kind is UnitKind.MESSAGE:
+            self._arrived(body)
+        elif kind is UnitKind.END:
+            self._end_arrived(body)
+        else:
+            self._greet(body)
+
+    def eof_received(self) -> bool:
+        if self._units.held_bytes and not (self._has_ended or self._is_discarding):
+            self._malformed(BadRequestError("the connection ended within a message"))
+        elif not self._has_ended:
+            self._end_arrived(None)
+        # TLS cannot close one side alone.
+        assert self._transport is not None
+        return self._transport.get_extra_info("sslcontext") is None and not self._is_broken
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._wake()

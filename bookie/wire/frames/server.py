@@ -1,0 +1,663 @@
+"""A bookie's listener for frames, from binding its port to draining its conversations.
+
+Like the gRPC port, the port is bound before the bookie creates files, and refuses conversations
+until the bookie serves. The handlers of `bookie.wire.server.service` serve the conversations, so
+roles, tokens, shares, rates and turns are those of gRPC. A conversation has the same name of its
+peer as a call by gRPC, so both carriers share the limits of an address.
+
+A peer costs bounded memory: a hello has a time limit and a size, and `FramedConnection` bounds the
+rest. A peer that sends anything else than this carrier's bytes loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from bookie.addresses import join_address
+from bookie.config import RpcSettings
+from bookie.env.own_sockets import plain_address
+from bookie.errors import BadRequestError, CannotStartError
+from bookie.security import PemFiles
+from bookie.security.identity import identity_of_certificate
+from bookie.telemetry import event_log
+from bookie.wire.call_metadata import Pairs
+from bookie.wire.carrier import CallCode
+from bookie.wire.frames.connection import FramedConnection, prepare_socket
+from bookie.wire.frames.format import (
+    CALLS,
+    HELLO_BYTES_MAX,
+    SCRATCH_BYTES,
+    BookieHello,
+    CallRequest,
+    OversizeError,
+    encode_answer,
+    encode_bookie_hello,
+    encode_end,
+    parse_client_hello,
+    parse_request,
+)
+from bookie.wire.interfaces import BrokenCallError
+from bookie.wire.server.service import Handlers
+
+BACKLOG: Final = 512
+"""The most connections that the kernel accepts before the event loop does."""
+
+PAUSE_SECONDS: Final = 0.1
+"""The pause after a failed accept, such as without a free descriptor."""
+
+IDLE_TIMES: Final = 2
+"""A connection for calls is closed after this many times `rpc.connection_idle_seconds_max` without
+a call. Our client closes it after one time, so it never sends a call at this moment."""
+
+_log = event_log(__name__)
+
+
+class ServedConnection(FramedConnection):
+    """A client's connection, and the context of its conversation for the handlers.
+
+    Args:
+        port: the listener, which knows the handlers and the limits.
+    """
+
+    def __init__(self, port: FramesPort) -> None:
+        most = min(HELLO_BYTES_MAX, port.settings.metadata_bytes_max)
+        super().__init__(port.scratch, most)
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._peer = ""
+        self._properties: Mapping[str, Iterable[bytes]] = {}
+        self._metadata: Pairs = ()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        """The task of a stream or listing."""
+        self._calls: _Calls | None = None
+        self._is_accepted = self._is_finishing = False
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a connection without a hello, and one that does not close after its end."""
+
+    # --- the context of a call -----------------------------------------------------------
+
+    def invocation_metadata(self) -> Pairs:
+        return self._metadata
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        self._callbacks.append(callback)
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return self._properties
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
+        if self._is_broken:
+            raise BrokenCallError("the connection is closed")
+        self.accept(metadata)
+
+    async def write(self, message: bytes, /) -> None:
+        if len(message) > self._port.settings.message_bytes_max:
+            self.finish(CallCode.RESOURCE_EXHAUSTED, "the answer is too large")
+            raise BrokenCallError("the answer is too large")
+        await super().write(message)
+
+    # --- begin ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        port = self._port
+        peername = transport.get_extra_info("peername")
+        if peername is None or not port.admit(self):
+            self.abort()
+            return
+        self._peer = _peer_name(peername)
+        with contextlib.suppress(OSError):  # the peer is gone
+            prepare_socket(
+                transport.get_extra_info("socket"), port.settings, port.settings.slow_reader_seconds
+            )
+        self._properties = _properties_of(transport.get_extra_info("ssl_object"))
+        self._timer = self._loop.call_later(port.settings.handshake_timeout_seconds, self.abort)
+
+    def _greet(self, body: bytes) -> None:
+        self._stop_timer()
+        hello = parse_client_hello(body)
+        port = self._port
+        self._metadata = hello.metadata
+        self._units.frame_bytes_max = most = port.settings.message_bytes_max
+        if port.requires_certificate and not self._properties:
+            self.refuse(CallCode.UNAUTHENTICATED, "a client's certificate is required")
+            return
+        handlers = port.handlers
+        if handlers is None:
+            self.refuse(CallCode.UNAVAILABLE, port.refusal)
+        elif (stream := handlers.streams.get(hello.conversation)) is not None:
+            self._begin(hello.conversation, lambda: stream(self))
+        elif (listing := handlers.listings.get(hello.conversation)) is not None:
+            self._begin(hello.conversation, lambda: self._list(listing))
+        elif hello.conversation == CALLS:
+            self._units.frame_bytes_max = most + HELLO_BYTES_MAX
+            self.accept(())
+            self._calls = _Calls(self, port, handlers)
+        else:
+            self.refuse(CallCode.UNIMPLEMENTED, "there is no such conversation")
+
+    def _begin(self, name: str, conversation: Callable[[], Awaitable[None]]) -> None:
+        self._task = self._port.spawn(self._serve(conversation), f"{name} of {self._peer}")
+
+    async def _list(self, listing: Callable[[bytes, Any], Awaitable[None]]) -> None:
+        request = await self.read()
+        if request is None:
+            raise BrokenCallError("the client sent no request")
+        self.accept(())
+        await listing(request, self)
+
+    async def _serve(self, conversation: Callable[[], Awaitable[None]]) -> None:
+        """Serve a stream or listing, and send its end; a cancelled one ends without an end."""
+        try:
+            await conversation()
+        except BrokenCallError:
+            self._give_up()
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
+        except Exception as error:  # noqa: BLE001  (as gRPC answers what a handler raises)
+            _log.error("conversation_failed", error, peer=self._peer)
+            self.finish(CallCode.UNKNOWN, "the bookie failed; its log says why")
+        else:
+            self.finish(CallCode.OK)
+
+    def _arrived(self, message: bytes) -> None:
+        super()._arrived(message)
+        if self._calls is not None:
+            self._calls.pump()
+
+    def _end_arrived(self, body: bytes | None) -> None:
+        super()._end_arrived(body)
+        if self._calls is not None and body is not None:
+            self._calls.pump()
+        elif self._calls is not None:
+            self.abort()  # the client is gone, for it would have said that it has ended
+        elif self._task is None:
+            self.abort()
+
+    def take_request(self) -> bytes | None:
+        """Return the next request of a connection for calls, if one has come."""
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        self._took(message)
+        return message
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the client sends no more requests, and all were taken."""
+        return self._has_ended and not self._inbox
+
+    async def answer(self, data: bytes) -> None:
+        """Send an answer on a connection for calls; raises like `FramedConnection.write`."""
+        await super().write(data)
+
+    # --- end -----------------------------------------------------------------------------
+
+    def accept(self, metadata: Pairs) -> None:
+        """Send the bookie's hello."""
+        assert self._transport is not None
+        hello = BookieHello(CallCode.OK, "", metadata)
+        self._transport.write(encode_bookie_hello(hello))
+        self._is_accepted = True
+
+    def refuse(self, code: CallCode, details: str) -> None:
+        """Refuse the conversation by the bookie's hello, and close."""
+        assert self._transport is not None
+        if not self._is_broken:
+            self._transport.write(encode_bookie_hello(BookieHello(code, details)))
+            self._close()
+
+    def finish(self, code: CallCode, details: str = "") -> None:
+        """Send the end, and close as soon as the client has taken it."""
+        if self._is_broken or self._is_finishing:
+            return
+        if not self._is_accepted:
+            self.refuse(code, details)
+            return
+        assert self._transport is not None
+        self._transport.write(encode_end(code, details))
+        self._close()
+
+    def drain(self) -> None:
+        """Take no further request; the connection ends after the answers to earlier ones."""
+        if self._calls is not None:
+            self._calls.drain()
+        elif self._task is None and not self._is_finishing:
+            self.abort()
+
+    def _close(self) -> None:
+        """Close when the client does, or when it takes too long.
+
+        A close with unread bytes would reset the connection, and the client could lose its last
+        answers. So what the client still sends is read, and thrown away.
+        """
+        self._is_finishing = self._is_discarding = True
+        self._inbox.clear()
+        self._resume()
+        if self._transport is not None and self._transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client is gone
+                self._transport.write_eof()
+        if self._has_ended:
+            self._close_flushed()
+        else:
+            self._wait_for_close(-1)
+
+    def _close_flushed(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._wait_for_close(-1)
+
+    def _give_up(self) -> None:
+        """Close without an end, unless the end was sent before."""
+        if not self._is_finishing:
+            self.abort()
+
+    def _wait_for_close(self, unsent: int) -> None:
+        """Give the connection up when the client takes nothing for the time of a handshake."""
+        self._stop_timer()
+        assert self._transport is not None
+        left = self._transport.get_write_buffer_size()
+        if 0 <= unsent <= left:
+            self.abort()
+            return
+        seconds = self._port.settings.handshake_timeout_seconds
+        self._timer = self._loop.call_later(seconds, self._wait_for_close, left)
+
+    def eof_received(self) -> bool:
+        if self._is_finishing:
+            self._has_ended = True
+            self._close_flushed()
+            return False
+        return super().eof_received()
+
+    def _malformed(self, error: BadRequestError) -> None:
+        self._port.note_malformed(self._peer, error)
+        if isinstance(error, OversizeError) and self._task is not None:
+            self.finish(CallCode.RESOURCE_EXHAUSTED, str(error))
+            self._task.cancel()
+        else:
+            self.abort()
+
+    def _lost(self, error: Exception | None) -> None:
+        del error
+        self._stop_timer()
+        self._inbox.clear()
+        if self._task is not None:
+            self._task.cancel()
+        if self._calls is not None:
+            self._calls.cancel()
+        for callback in self._callbacks:
+            callback(self)
+        self._port.forget(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Calls:
+    """The calls of one connection, each in a task of its own.
+
+    While as many calls run as one connection may have, or the client takes no answers, further
+    requests wait unread.
+    """
+
+    def __init__(self, connection: ServedConnection, port: FramesPort, handlers: Handlers) -> None:
+        self._connection = connection
+        self._port = port
+        self._handlers = handlers.calls
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._is_draining = False
+        self._loop = asyncio.get_running_loop()
+        self._idle: asyncio.TimerHandle | None = None
+        self._rest()
+
+    def pump(self) -> None:
+        """Start the calls that have come, as far as there is room."""
+        while len(self._running) < self._port.settings.concurrent_streams_max:
+            data = self._connection.take_request()
+            if data is None:
+                break
+            try:
+                request = parse_request(data)
+            except BadRequestError as error:
+                self._port.note_malformed(self._connection.peer(), error)
+                self._connection.abort()
+                return
+            if isinstance(request, CallRequest):
+                self._start(request)
+            elif (task := self._running.get(request)) is not None:
+                task.cancel()
+        self._rest()
+
+    def _start(self, request: CallRequest) -> None:
+        if request.request_id in self._running:
+            self._connection.abort()  # its answers could not be told apart
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        task = self._port.spawn(self._serve(request), f"{request.rpc} by frames")
+        self._running[request.request_id] = task
+        task.add_done_callback(lambda _: self._over(request.request_id))
+
+    async def _serve(self, request: CallRequest) -> None:
+        call = UnaryCall(self._connection, request.metadata)
+        try:
+            await self._connection.answer(await self._answer(request, call))
+        except BrokenCallError:
+            pass  # the client is gone
+        finally:
+            call.end()
+
+    async def _answer(self, request: CallRequest, call: UnaryCall) -> bytes:
+        handler, most = self._handlers.get(request.rpc), self._port.settings.message_bytes_max
+        code = CallCode.OK
+        if self._is_draining:
+            code, data = CallCode.UNAVAILABLE, b"the bookie is stopping"
+        elif handler is None:
+            code, data = CallCode.UNIMPLEMENTED, b"there is no such call"
+        elif len(request.message) > most:
+            code, data = CallCode.RESOURCE_EXHAUSTED, b"the request is too large"
+        else:
+            try:
+                data = await handler(request.message, call)
+            except Exception as error:  # noqa: BLE001  (as gRPC answers what a handler raises)
+                _log.error("call_failed", error, peer=call.peer(), rpc=request.rpc)
+                code, data = CallCode.UNKNOWN, b"the bookie failed; its log says why"
+            if len(data) > most:
+                code, data = CallCode.RESOURCE_EXHAUSTED, b"the answer is too large"
+        return encode_answer(request.request_id, code, data)
+
+    def drain(self) -> None:
+        """Refuse further calls; the connection ends after the answers to earlier ones."""
+        self._is_draining = True
+        self._rest()
+
+    def cancel(self) -> None:
+        """Cancel all calls, because the connection has ended."""
+        if self._idle is not None:
+            self._idle.cancel()
+        for task in self._running.values():
+            task.cancel()
+
+    def _over(self, request_id: int) -> None:
+        del self._running[request_id]
+        self.pump()
+
+    def _rest(self) -> None:
+        """Without calls: end a connection that drains or whose client has ended, soon or later."""
+        if self._running:
+            return
+        if self._is_draining or self._connection.has_ended:
+            self._connection.finish(CallCode.OK)
+        elif self._idle is None:
+            seconds = IDLE_TIMES * self._port.settings.connection_idle_seconds_max
+            self._idle = self._loop.call_later(seconds, self._connection.finish, CallCode.OK)
+
+
+class UnaryCall:
+    """The context of a call with one answer."""
+
+    __slots__ = ("_callbacks", "_connection", "_metadata")
+
+    def __init__(self, connection: ServedConnection, metadata: Pairs) -> None:
+        self._connection = connection
+        self._metadata = metadata
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def invocation_metadata(self) -> Pairs:
+        return self._metadata
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        self._callbacks.append(callback)
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return self._connection.auth_context()
+
+    def peer(self) -> str:
+        return self._connection.peer()
+
+    def end(self) -> None:
+        """Call the callbacks, because the answer was taken or nobody waits for it."""
+        for callback in self._callbacks:
+            callback(self)
+
+
+class FramesPort:
+    """A bound port, on which conversations are refused until `serve`; `hold_frames_port` makes it.
+
+    Args:
+        settings: message sizes, keepalive and limits.
+        tasks: the group of the conversations' tasks.
+        files: the certificate and key for TLS; None for plaintext.
+        connections_max: further connections are closed as soon as they are accepted.
+    """
+
+    def __init__(
+        self,
+        settings: RpcSettings,
+        tasks: asyncio.TaskGroup,
+        files: PemFiles | None,
+        connections_max: int,
+    ) -> None:
+        self.settings = settings
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.handlers: Handlers | None = None
+        """The handlers of conversations; None while the bookie does not serve."""
+        self.refusal = "the bookie is starting"
+        self._tasks = tasks
+        self._files = files
+        self._connections_max = connections_max
+        self._connections: set[ServedConnection] = set()
+        self._beginning: dict[asyncio.Task[None], socket.socket] = {}
+        """Accepted sockets that have no transport yet, such as during a TLS handshake."""
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def port(self) -> int:
+        """The port of the first listening socket."""
+        return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def requires_certificate(self) -> bool:
+        """True if a client must show a certificate."""
+        return self._files is not None and self._files.settings.require_client_certificate
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            CannotStartError: the process cannot listen on the address now.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            bound = await loop.create_server(
+                asyncio.Protocol, host, port, backlog=BACKLOG, start_serving=False
+            )
+            self._sockets = [one.dup() for one in bound.sockets]
+            bound.close()
+            for one in self._sockets:
+                one.setblocking(False)
+                one.listen(BACKLOG)
+        except OSError as error:
+            self._close_sockets()
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            if error.errno == errno.EADDRINUSE:
+                reason = "address already in use"
+            where = join_address(host, port)
+            raise CannotStartError(f"cannot listen on {where}: {reason.lower()}") from error
+        self._accepting = [
+            self._tasks.create_task(self._accept(one), name=f"listener of frames on {host}")
+            for one in self._sockets
+        ]
+
+    def serve(self, handlers: Handlers) -> None:
+        """Serve conversations from now on."""
+        self.handlers = handlers
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Accept nothing more, and wait until all conversations have ended, at most so long.
+
+        The owner has told the streams to end before.
+        """
+        self.handlers, self.refusal = None, "the bookie is stopping"
+        await self._stop_accepting()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._empty.wait()
+        self._abort()
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        await self._stop_accepting()
+        self._abort()
+        await self._empty.wait()
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        """Start a task of a conversation."""
+        return self._tasks.create_task(work, name=name)
+
+    def admit(self, connection: ServedConnection) -> bool:
+        """Count a new connection; False if there are too many."""
+        self._connections.add(connection)
+        self._empty.clear()
+        return len(self._connections) <= self._connections_max
+
+    def forget(self, connection: ServedConnection) -> None:
+        """Count a connection no longer, because it has ended."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def note_malformed(self, peer: str, error: BadRequestError) -> None:
+        """Log that a peer does not speak this carrier's language."""
+        _log.info("frames_malformed", peer=peer, reason=str(error))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
+            except OSError:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            if len(self._connections) + len(self._beginning) >= self._connections_max:
+                accepted.close()
+            else:
+                task = self._tasks.create_task(self._begin(accepted), name="handshake of frames")
+                self._beginning[task] = accepted
+                task.add_done_callback(self._beginning.pop)
+            await asyncio.sleep(0)  # sock_accept does not yield while connections wait
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        """Make the protocol of an accepted connection, after the handshake of TLS."""
+        loop = asyncio.get_running_loop()
+        seconds = self.settings.handshake_timeout_seconds
+        with contextlib.suppress(OSError):  # the peer is gone, or does not speak TLS as it must
+            if self._files is None:
+                await loop.connect_accepted_socket(lambda: ServedConnection(self), accepted)
+                return
+            await loop.connect_accepted_socket(
+                lambda: ServedConnection(self),
+                accepted,
+                ssl=self._files.context,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+
+    async def _stop_accepting(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        for accepted in self._beginning.values():
+            # To cancel the task would leave the socket open in uvloop (0.23).
+            with contextlib.suppress(OSError):  # the peer is gone
+                accepted.shutdown(socket.SHUT_RDWR)
+        tasks = [*self._accepting, *self._beginning]
+        if tasks:
+            await asyncio.wait(tasks)
+        # Not before: the loop still waits for these descriptors.
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+    def _abort(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()
+
+
+@contextlib.asynccontextmanager
+async def hold_frames_port(
+    host: str,
+    port: int,
+    settings: RpcSettings,
+    *,
+    files: PemFiles | None = None,
+    connections_max: int = 2**31,
+) -> AsyncIterator[FramesPort]:
+    """Listen for frames on `host` and `port`; refuse conversations until `FramesPort.serve`.
+
+    Args:
+        host: the address to listen on.
+        port: the port to listen on; 0 means any free port.
+        settings: message sizes, keepalive and limits.
+        files: the certificate and key for TLS; None means a port without TLS.
+        connections_max: the most connections.
+
+    Raises:
+        CannotStartError: the address cannot be bound now; the message says why.
+    """
+    tasks = asyncio.TaskGroup()
+    held = FramesPort(settings, tasks, files, connections_max)
+    await tasks.__aenter__()
+    try:
+        await held.open(host, port)
+        yield held
+    finally:
+        await held.close()
+        # An error of the body bypasses the task group, which would wrap it.
+        await tasks.__aexit__(None, None, None)
+
+
+def _peer_name(peername: tuple[Any, ...]) -> str:
+    """Return the name that gRPC gives to a peer, in which it quotes the brackets of IPv6."""
+    address, port = plain_address(str(peername[0])), int(peername[1])
+    return f"ipv6:%5B{address}%5D:{port}" if ":" in address else f"ipv4:{address}:{port}"
+
+
+def _properties_of(connection: ssl.SSLObject | None) -> Mapping[str, Iterable[bytes]]:
+    """Return the names in the client's certificate, under gRPC's keys; empty without one."""
+    certificate = None if connection is None else connection.getpeercert(binary_form=True)
+    if connection is None or certificate is None:
+        return {}
+    identity = identity_of_certificate(connection.getpeercert())
+    if identity is None:
+        return {}
+    return {
+        "x509_pem_cert": (ssl.DER_cert_to_PEM_cert(certificate).encode(),),
+        "x509_common_name": (identity.common_name.encode(),) if identity.common_name else (),
+        "x509_subject_alternative_name": tuple(name.encode() for name in identity.names),
+    }

@@ -1,0 +1,365 @@
+"""A bookie's listener for frames, and peers that do not speak as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from bookie.config import RpcSettings
+from bookie.env import gather
+from bookie.errors import CannotStartError
+from bookie.ids import JOINED_MESSAGES_METADATA, Status
+from bookie.telemetry import Metrics
+from bookie.wire import unary_codec
+from bookie.wire.carrier import CallCode
+from bookie.wire.codec import encode_add_request, parse_add_response
+from bookie.wire.commands import Reply
+from bookie.wire.frames.connection import INBOX_BYTES_MAX
+from bookie.wire.frames.format import (
+    CALLS,
+    CallRequest,
+    encode_cancelled,
+    encode_end,
+    encode_request,
+    pack_size,
+    parse_answer,
+)
+from bookie.wire.frames.server import FramesPort, hold_frames_port
+from bookie.wire.grpc.server.grpc_server import hold_port
+from bookie.wire.server.arrivals import Arrivals
+from tests.unit.wire.fake_node import FakeNode, batch_of, until
+from tests.unit.wire.frames.raw_peer import PAIRS, RawPeer, frame, hello, raw_peer
+
+MIB = 1024 * 1024
+
+
+@dataclass
+class Bookie:
+    node: FakeNode
+    frames: FramesPort
+    arrivals: Arrivals
+
+    @property
+    def port(self) -> int:
+        return self.frames.port
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self.frames._connections)
+
+
+@asynccontextmanager
+async def serving(settings: RpcSettings | None = None, most: int = 100) -> AsyncIterator[Bookie]:
+    settings = settings or RpcSettings(drain_seconds=1)
+    node, arrivals = FakeNode(), Arrivals()
+    async with (
+        hold_port("127.0.0.1", 0, settings) as held,
+        hold_frames_port("127.0.0.1", 0, settings, connections_max=most) as frames,
+        held.serve(node, Metrics(), arrivals=arrivals, beside=[frames]),
+    ):
+        yield Bookie(node, frames, arrivals)
+
+
+def add(request_id: int, size: int = 40) -> bytes:
+    return frame(encode_add_request(request_id, 3, batch_of([size], first=request_id)))
+
+
+def call(request_id: int, rpc: str, message: bytes) -> bytes:
+    return frame(encode_request(CallRequest(request_id, rpc, PAIRS, message)))
+
+
+async def answered(peer: RawPeer, count: int) -> list[tuple[int, Status]]:
+    answers = [parse_add_response(await peer.message()) for _ in range(count)]
+    return [(one.request_id, one.status) for one in answers]
+
+
+async def test_a_stream_of_adds_byte_by_byte() -> None:
+    """A slow sender gets the same answers. After its end it gets the rest, and the bookie's end."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        for byte in hello("AddStream") + add(1) + add(2) + encode_end(CallCode.OK):
+            peer.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        accepted = await peer.hello()
+        assert accepted.code is CallCode.OK
+        assert JOINED_MESSAGES_METADATA in accepted.metadata
+        assert await answered(peer, 2) == [(1, Status.OK), (2, Status.OK)]
+        assert await peer.end() == (CallCode.OK, "")
+        assert await peer.is_closed()
+        await until(lambda: not bookie.connections)
+
+
+async def test_who_closes_its_side_gets_the_answers_that_are_owed() -> None:
+    """As with an end; TCP alone can say it, too."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.held = []
+        peer.send(hello("AddStream") + add(1))
+        peer.writer.write_eof()
+        await until(lambda: bool(bookie.node.held))
+        await peer.hello()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for outcome in bookie.node.held:
+            outcome.settle(Reply(Status.OK))
+        assert await answered(peer, 1) == [(1, Status.OK)]
+        assert await peer.end() == (CallCode.OK, "")
+
+
+@pytest.mark.parametrize(
+    ("data", "is_cut"),
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", False, id="HTTP"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", False, id="HTTP/2"),
+        pytest.param(b"\x00\x00\x00\x20" + b"x" * 32, False, id="BookKeeper"),
+        pytest.param(b"\x89BKF\x00\x09\x00\x00", False, id="a later hello"),
+        pytest.param(b"\x89BKF\x00\x01\xff\xff", False, id="a hello that is too large"),
+        pytest.param(b"\x89BKF\x00\x01\x00\x02\xff\xff", False, id="a malformed hello"),
+        pytest.param(hello(CALLS) + frame(b"x"), False, id="a malformed call"),
+        pytest.param(hello(CALLS) + call(1, "Force", b"")[:9], True, id="half a frame"),
+        pytest.param(hello(CALLS) + b"\x7f\xff\xff\xff", False, id="a huge frame"),
+        pytest.param(hello("AddStream") + b"\x7f\xff\xff\xff", False, id="a huge message"),
+        pytest.param(hello("AddStream") + b"\xff\xff\xff\xff", False, id="a huge end"),
+        pytest.param(b"", True, id="nothing"),
+    ],
+)
+async def test_who_does_not_speak_this_language_is_cut_off(data: bytes, is_cut: bool) -> None:
+    """At once, and the node never hears of it."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.send(data)
+        if is_cut:
+            peer.writer.write_eof()
+        while await peer.unit() is not None:
+            pass
+        peer.writer.close()
+        await until(lambda: not bookie.connections)
+        assert not bookie.node.calls
+
+
+async def test_a_message_that_is_too_large_ends_its_stream_with_a_reason() -> None:
+    """The client learns that its message is the fault."""
+    settings = RpcSettings(message_bytes_max=64 * 1024, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("AddStream"))
+        await peer.hello()
+        peer.send(pack_size(64 * 1024 + 1))
+        code, reason = await peer.end()
+        assert await peer.is_closed()
+        assert code is CallCode.RESOURCE_EXHAUSTED
+        assert "too large" in reason
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89", hello("AddStream")[:-1]])
+async def test_a_hello_has_a_time_limit(data: bytes) -> None:
+    """Half a hello holds no connection."""
+    settings = RpcSettings(handshake_timeout_seconds=0.05, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        peer.send(data)
+        assert await peer.is_closed()
+
+
+async def test_an_unknown_conversation_is_refused() -> None:
+    """A later client can then do without it."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("Telepathy"))
+        assert (await peer.hello()).code is CallCode.UNIMPLEMENTED
+        assert await peer.is_closed()
+
+
+async def test_conversations_are_refused_until_the_bookie_serves() -> None:
+    """The port is bound before. A client does not wait, and tries again."""
+    settings = RpcSettings()
+    async with hold_frames_port("127.0.0.1", 0, settings) as held, raw_peer(held.port) as peer:
+        peer.send(hello("AddStream"))
+        refusal = await peer.hello()
+        assert (refusal.code, refusal.details) == (CallCode.UNAVAILABLE, "the bookie is starting")
+
+
+async def test_a_taken_port_is_an_error_with_the_reason() -> None:
+    """As for gRPC: before anything is written."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotStartError, match=f"127.0.0.1:{port}: address already in use"):
+            async with hold_frames_port("127.0.0.1", port, RpcSettings()):
+                pass
+
+
+async def test_calls_are_answered_as_they_are_done_and_cancelled_on_demand() -> None:
+    """Many on one connection. What is unknown is refused alone."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        force = unary_codec.parse_reply
+        peer.send(hello(CALLS) + call(1, "Read", b"\x08\x03") + call(2, "Force", b"\x08\x03"))
+        peer.send(call(3, "Guess", b"") + frame(encode_cancelled(9)))
+        await peer.hello()
+        answers: dict[int, tuple[CallCode, bytes]] = {}
+        for _ in range(2):
+            request_id, code, content = parse_answer(await peer.message())
+            answers[request_id] = (code, content)
+        assert answers[2][0] is CallCode.OK
+        assert force(answers[2][1]).status is Status.OK
+        assert answers[3][0] is CallCode.UNIMPLEMENTED
+        peer.send(frame(encode_cancelled(1)) + call(4, "Force", b"\x08\x04"))
+        assert parse_answer(await peer.message())[0] == 4
+        peer.send(encode_end(CallCode.OK))
+        assert await peer.end() == (CallCode.OK, "")
+
+
+async def test_calls_beyond_the_limit_of_a_connection_wait() -> None:
+    """They are read, but not begun, and their bytes are bounded."""
+    settings = RpcSettings(concurrent_streams_max=3, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        peer.send(hello(CALLS) + b"".join(call(n, "Read", b"\x08\x03") for n in range(10)))
+        await until(lambda: len(bookie.node.calls) == 3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(bookie.node.calls) == 3
+        bookie.node.reading.set()
+        await peer.hello()
+        found = {parse_answer(await peer.message())[0] for _ in range(10)}
+        assert found == set(range(10))
+
+
+async def test_while_the_node_takes_nothing_the_bookie_reads_nothing() -> None:
+    """The writer sends 100 MB, but the bookie holds a few; then everything is answered in order."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.admitting.clear()
+        count, size = 400, 256 * 1024
+        peer.send(hello("AddStream"))
+        await peer.hello()
+        sent = asyncio.ensure_future(_send(peer, count, size))  # noqa: TID251 (held back)
+        await until(lambda: _held(bookie) > INBOX_BYTES_MAX)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert _held(bookie) < INBOX_BYTES_MAX + 2 * MIB
+        assert not sent.done()
+        bookie.node.admitting.set()
+        answers, _ = await gather([answered(peer, count), _done(sent)])
+        assert [request_id for request_id, _ in answers] == list(range(count))
+
+
+def _held(bookie: Bookie) -> int:
+    (connection,) = bookie.frames._connections
+    return connection._inbox_bytes
+
+
+async def _send(peer: RawPeer, count: int, size: int) -> list[tuple[int, Status]]:
+    for number in range(count):
+        peer.send(add(number, size))
+        await peer.writer.drain()
+    return []
+
+
+async def _done(
+    task: asyncio.Future[list[tuple[int, Status]]],
+) -> list[tuple[int, Status]]:
+    return await task
+
+
+async def test_a_client_that_takes_no_answers_is_held_back_and_given_up() -> None:
+    """Its answers are bounded, and after `slow_reader_seconds` its connection ends."""
+    settings = RpcSettings(slow_reader_seconds=0.4, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        peer.send(hello(CALLS))
+        bookie.node.lac_reply = replace(bookie.node.lac_reply, last_entry=bytes(4 * MIB))
+        peer.send(b"".join(call(number, "ReadLac", b"\x08\x03") for number in range(50)))
+        await until(lambda: len(bookie.node.calls) >= 2)
+        await until(lambda: not bookie.connections)
+        assert len(bookie.node.calls) <= 50
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    """Those that stand go on."""
+    async with serving(most=2) as bookie:
+        async with raw_peer(bookie.port) as first, raw_peer(bookie.port) as second:
+            for one in (first, second):
+                one.send(hello("AddStream"))
+                await one.hello()
+            async with raw_peer(bookie.port) as third:
+                assert await third.is_closed()
+            first.send(add(1))
+            assert await answered(first, 1) == [(1, Status.OK)]
+        await until(lambda: not bookie.connections)
+        async with raw_peer(bookie.port) as fourth:
+            fourth.send(hello("AddStream"))
+            assert (await fourth.hello()).code is CallCode.OK
+
+
+async def test_bytes_that_reach_handlers_are_counted_under_the_name_of_the_peer() -> None:
+    """So the bounds of unread bytes and of connections see frames, too."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("AddStream") + add(1, 1000))
+        await peer.hello()
+        await answered(peer, 1)
+        host, port = peer.writer.get_extra_info("sockname")
+        assert bookie.arrivals.of(f"ipv4:{host}:{port}").taken > 1000
+
+
+async def test_a_stop_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    """Streams end after their answers, calls as well; a silent connection ends at once."""
+    settings = RpcSettings(drain_seconds=30)
+    node = FakeNode()
+    node.held = []
+    node.reading.clear()
+    async with (
+        hold_port("127.0.0.1", 0, settings) as held,
+        hold_frames_port("127.0.0.1", 0, settings) as frames,
+    ):
+        stopped = asyncio.Event()
+
+        async def serve() -> None:
+            async with held.serve(node, Metrics(), beside=[frames]):
+                await stopped.wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            served = tasks.create_task(serve())
+            port = frames.port
+            async with raw_peer(port) as adds, raw_peer(port) as calls, raw_peer(port) as silent:
+                adds.send(hello("AddStream") + add(1))
+                calls.send(hello(CALLS) + call(1, "Read", b"\x08\x03"))
+                await adds.hello()
+                await calls.hello()
+                await until(lambda: bool(node.held) and len(node.calls) == 2)
+                stopped.set()
+                assert await silent.is_closed()
+                calls.send(call(2, "Force", b"\x08\x03"))
+                late = parse_answer(await calls.message())
+                assert late[:2] == (2, CallCode.UNAVAILABLE)
+                for outcome in node.held:
+                    outcome.settle(Reply(Status.OK))
+                assert await answered(adds, 1) == [(1, Status.OK)]
+                assert await adds.end() == (CallCode.OK, "")
+                assert not served.done()
+                node.reading.set()
+                assert parse_answer(await calls.message())[0] == 1
+                assert await calls.end() == (CallCode.OK, "")
+            await served
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_what_does_not_end_in_time_is_ended_by_the_stop() -> None:
+    """A client cannot hold up a restart."""
+    async with serving(RpcSettings(drain_seconds=0.05)) as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.held = []
+        peer.send(hello("AddStream") + add(1))
+        await peer.hello()
+        await until(lambda: bool(bookie.node.held))
+    assert not bookie.connections
+
+
+async def test_a_broken_connection_cancels_its_calls() -> None:
+    """Nobody waits for them."""
+    async with serving() as bookie:
+        bookie.node.reading.clear()
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS) + call(1, "Read", b"\x08\x03"))
+            await until(lambda: len(bookie.node.calls) == 1)
+            peer.writer.transport.abort()
+        await until(lambda: not bookie.connections)
