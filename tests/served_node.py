@@ -22,12 +22,18 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serve_both(
-    bookie: ServedNode, host: str, settings: RpcSettings, metrics: Metrics
+    bookie: ServedNode,
+    host: str,
+    settings: RpcSettings,
+    metrics: Metrics,
+    *,
+    port: int = 0,
+    frames_port: int = 0,
 ) -> AsyncIterator[dict[str, int]]:
     """Serve `bookie` by gRPC and by frames; yields the port of each carrier."""
     async with (
-        hold_port(host, 0, settings) as held,
-        hold_frames_port(host, 0, settings) as frames,
+        hold_port(host, port, settings) as held,
+        hold_frames_port(host, frames_port, settings) as frames,
         held.serve(bookie, metrics, beside=[frames]),
     ):
         yield {"grpc": held.port, "frames": frames.port}

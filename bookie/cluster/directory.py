@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from bookie.cluster import keys
-from bookie.cluster.endpoints import endpoint_for
+from bookie.cluster.endpoints import entries_endpoint
 from bookie.cluster.registration_record import Endpoint, Registration, decode_registration
-from bookie.config import SecuritySettings
+from bookie.config import SecuritySettings, Transport
 from bookie.errors import BookieUnreachableError
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.store import MetadataStore
-
-ENDPOINT = "bookie"
 
 _WITHOUT_TLS = SecuritySettings()
 
@@ -66,8 +64,15 @@ class BookieDirectory(Mirror[Registration]):
         keys_of_all = {*self.values, *self._unreadable}
         return frozenset(key.rpartition("/")[2] for key in keys_of_all)
 
-    def resolve(self, bookie_id: str, security: SecuritySettings | None = None) -> Endpoint:
+    def resolve(
+        self,
+        bookie_id: str,
+        security: SecuritySettings | None = None,
+        transport: Transport = "grpc",
+    ) -> Endpoint:
         """Return a bookie's current or last known address, for a client with `security` settings.
+
+        `transport` is the carrier that the client wants.
 
         Raises:
             BookieUnreachableError: this directory never saw the bookie registered, or the bookie
@@ -77,7 +82,7 @@ class BookieDirectory(Mirror[Registration]):
         registration = self._last_known.get(bookie_id)
         if registration is None:
             raise BookieUnreachableError(f"bookie {bookie_id} is not registered")
-        return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
+        return entries_endpoint(registration, security or _WITHOUT_TLS, transport)
 
     def last_known(self, bookie_id: str) -> Registration | None:
         """Return a bookie's current or last known registration; None if there is none."""

@@ -1,19 +1,57 @@
 """Chooses the address of a bookie that a client uses: an address with TLS or in plaintext.
 
-A registration names the protocol of each address: ``grpcs`` and ``https`` use TLS, ``grpc`` and
-``http`` use plaintext. A client with a CA uses plaintext only if its settings allow plaintext.
+A registration names the protocol of each address: ``grpcs``, ``https`` and ``frames+tls`` use TLS,
+``grpc``, ``http`` and ``frames`` use plaintext. A client with a CA uses plaintext only if its
+settings allow plaintext.
+
+The address for frames is a service of its own, because clients of earlier versions take any address
+of the service "bookie" for gRPC.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from bookie.cluster.registration_record import Endpoint, Registration
-from bookie.config import SecuritySettings
+from bookie.config import SecuritySettings, Transport
 from bookie.errors import BookieUnreachableError, TlsError
+
+ENTRIES: Final = "bookie"
+"""The service that serves entries by gRPC."""
+
+FRAMES: Final = "frames"
+"""The service that serves entries by frames."""
+
+FRAMES_PROTOCOLS: Final = ("frames", "frames+tls")
+"""The protocols of this service, without and with TLS."""
+
+_TLS_PROTOCOLS: Final = frozenset({"grpcs", "https", FRAMES_PROTOCOLS[1]})
 
 
 def speaks_tls(endpoint: Endpoint) -> bool:
     """True if the bookie speaks TLS at this address."""
-    return endpoint.protocol.endswith("s")
+    return endpoint.protocol in _TLS_PROTOCOLS
+
+
+def entries_endpoint(
+    registration: Registration, settings: SecuritySettings, transport: Transport = "grpc"
+) -> Endpoint:
+    """Return the address for entries, by the carrier that the client's `transport` wants.
+
+    With ``auto``, an address for frames is taken if it is as safe as the address for gRPC.
+
+    Raises:
+        BookieUnreachableError: the bookie does not offer the carrier.
+        TlsError: the settings permit none of the addresses.
+    """
+    if transport == "frames":
+        return endpoint_for(registration, FRAMES, settings)
+    by_grpc = endpoint_for(registration, ENTRIES, settings)
+    if transport == "auto":
+        for one in registration.endpoints:
+            if one.name == FRAMES and speaks_tls(one) == speaks_tls(by_grpc):
+                return one
+    return by_grpc
 
 
 def endpoint_for(registration: Registration, service: str, settings: SecuritySettings) -> Endpoint:
@@ -21,7 +59,7 @@ def endpoint_for(registration: Registration, service: str, settings: SecuritySet
 
     Args:
         registration: the registration of the bookie.
-        service: "bookie" for entries, "http" for commands.
+        service: "bookie" for entries by gRPC, "frames" for entries by frames, "http" for commands.
         settings: the settings of the client. A client with a CA uses plaintext only if the settings
             allow plaintext and the service has no address with TLS.
 

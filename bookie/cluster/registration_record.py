@@ -24,11 +24,12 @@ class Endpoint:
     """An address of a bookie, with its service and its protocol."""
 
     name: str
-    """Name of the service: "bookie" for entries, "http" for metrics and health."""
+    """Name of the service: "bookie" for entries by gRPC, "frames" for entries by frames, "http" for
+    metrics and health."""
     host: str
     port: int
     protocol: str
-    """Protocol of the service: "grpc", "grpcs", "http", …"""
+    """Protocol of the service: "grpc", "grpcs", "frames", "frames+tls", "http", …"""
 
     @property
     def address(self) -> str:

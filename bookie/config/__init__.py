@@ -5,7 +5,12 @@ component gets only its own section. An unknown key is an error when the program
 package reads settings from environment variables.
 """
 
-from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
+from bookie.config.client_sections import (
+    ClientSettings,
+    MetadataSettings,
+    PlacementSettings,
+    Transport,
+)
 from bookie.config.deprecation import warn_deprecated
 from bookie.config.grpc_poller import with_free_poller
 from bookie.config.grpc_transport import grpc_polling, silence_grpc
@@ -43,6 +48,7 @@ __all__ = [
     "Sources",
     "StorageSettings",
     "Supervision",
+    "Transport",
     "check_cluster_settings",
     "find_log_format",
     "find_setting",

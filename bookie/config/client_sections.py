@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from bookie.config.quantities import Size
 from bookie.config.section import DYNAMIC, Section
 from bookie.ids import BATCH_SIZE_BYTES_MAX
+
+Transport: TypeAlias = Literal["auto", "grpc", "frames"]
+"""The carriers that a client may use."""
 
 
 class MetadataSettings(Section):
@@ -196,6 +199,12 @@ class ClientSettings(Section):
         description="The weakest digest of a ledger that the client makes, opens or recovers. The"
         " metadata of a ledger names its digest, so a process that changes the metadata could turn"
         " the check of entries off. dummy accepts all ledgers.",
+    )
+
+    transport: Transport = Field(
+        default="auto",
+        description="The carrier of calls to bookies. auto: frames where a bookie offers them and"
+        " they can be reached, otherwise gRPC. grpc or frames: that carrier alone.",
     )
 
     @model_validator(mode="after")

@@ -17,8 +17,8 @@ class ConnectionLimits(Section):
         default=4096,
         ge=16,
         le=1_000_000,
-        description="Connections of clients at a time; a client takes two. Fewer are allowed if"
-        " the limit of open files is low.",
+        description="Connections of clients at a time; a client takes two, and about five by"
+        " frames. Fewer are allowed if the limit of open files is low.",
     )
     connections_per_address_max: int = Field(
         default=1024,

@@ -3,10 +3,11 @@
 The parts are nested contexts: they start in the order of this list, and stop in reverse order.
 
 1. The HTTP server answers probes while the bookie starts and while the bookie stops.
-2. The gRPC port listens but refuses calls. A bookie without its port must not write its cookies.
+2. The ports for clients listen but refuse calls. A bookie without its ports must not write its
+   cookies.
 3. The session with the metadata store begins.
 4. `start_bookie` prepares the directories, cookies, engine and node: see `bookie.node.start`.
-5. gRPC serves calls. At the stop, each stream ends after the answers to all its requests.
+5. The ports serve calls. At the stop, each stream ends after the answers to all its requests.
 6. The bookie writes its registration last and deletes the registration first, so clients find only
    a bookie that serves.
 
@@ -21,8 +22,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
 from typing import NoReturn
 
@@ -31,6 +32,7 @@ from bookie.addresses import is_wildcard, join_address
 from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
+from bookie.cluster.endpoints import ENTRIES, FRAMES, FRAMES_PROTOCOLS
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
@@ -71,6 +73,7 @@ from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.security import PemFiles
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
+from bookie.wire.frames.server import FramesPort, hold_frames_port
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 from bookie.wire.server.arrivals import Arrivals
@@ -162,7 +165,8 @@ async def _run(
         until_signal() as stop_requested,
         _serve_http(settings, metrics, readiness, administration, http, doorkeeper) as http_port,
         _hold_port(settings, files, doorkeeper) as held,
-        beside(_bounds_of_connections(live, held, doorkeeper, arrivals, metrics)),
+        _hold_frames_port(settings, files, doorkeeper) as frames,
+        beside(_bounds_of_connections(live, held, frames, doorkeeper, arrivals, metrics)),
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         watching_certificates(files, metrics),
         open_configured(settings) as store,
@@ -182,7 +186,7 @@ async def _run(
                 readiness,
                 environment.clock,
             ) as started,
-            held.serve(started.bookie, metrics, access.gatekeeper, arrivals),
+            held.serve(started.bookie, metrics, access.gatekeeper, arrivals, frames),
         ):
             updater = RegistrationUpdater(
                 started.bookie,
@@ -243,12 +247,14 @@ def _start(
 def _bounds_of_connections(
     live: LiveSettings,
     held: HeldPort,
+    frames: Sequence[FramesPort],
     doorkeeper: Doorkeeper,
     arrivals: Arrivals,
     metrics: Metrics,
 ) -> list[Coroutine[object, object, None]]:
     """Return coroutines that bound the number of connections, and the memory of unread messages."""
-    ports = [port for port in (held.port, held.plaintext_port) if port]
+    ports = [held.port, held.plaintext_port, *(one.port for one in frames)]
+    ports = [port for port in ports if port]
     return [
         *doorkeeper.works(*ports),
         bound_unfinished(
@@ -394,15 +400,44 @@ def _hold_port(
 
     If the settings allow plaintext in addition to TLS, a second port accepts clients without TLS.
     """
-    listen, is_second = settings.listen, files is not None and settings.security.allow_plaintext
+    listen, is_second = settings.listen, _has_second_port(settings)
     return hold_port(
         listen.host,
         listen.port,
         settings.rpc,
         security=None if files is None else ServerSecurity(files),
         plaintext_port=listen.plaintext_port if is_second else None,
-        connections_max=doorkeeper.each_max(listen.host, ports=2 if is_second else 1),
+        connections_max=doorkeeper.each_max(listen.host, ports=_ports(settings)),
     )
+
+
+@asynccontextmanager
+async def _hold_frames_port(
+    settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
+) -> AsyncIterator[Sequence[FramesPort]]:
+    """Listen for clients by frames if the settings name a port: by TLS, unless `files` is None."""
+    listen = settings.listen
+    if not listen.frames_port:
+        yield ()
+        return
+    async with hold_frames_port(
+        listen.host,
+        listen.frames_port,
+        settings.rpc,
+        files=files,
+        connections_max=doorkeeper.each_max(listen.host, ports=_ports(settings)),
+    ) as held:
+        yield (held,)
+
+
+def _has_second_port(settings: Settings) -> bool:
+    """True if a bookie with TLS also listens in plaintext."""
+    return settings.security.serves_tls and settings.security.allow_plaintext
+
+
+def _ports(settings: Settings) -> int:
+    """Return the number of ports for clients."""
+    return 1 + _has_second_port(settings) + (settings.listen.frames_port != 0)
 
 
 def endpoints_of(
@@ -420,11 +455,14 @@ def endpoints_of(
         is_reached = ":" in http_host or ":" not in host
         http_host = host if is_reached else socket.gethostname()
     tls = "s" if settings.security.serves_tls else ""
-    plaintext = (Endpoint("bookie", host, plaintext_port, "grpc"),) if plaintext_port else ()
+    plaintext = (Endpoint(ENTRIES, host, plaintext_port, "grpc"),) if plaintext_port else ()
+    protocol = FRAMES_PROTOCOLS[settings.security.serves_tls]
+    frames = (Endpoint(FRAMES, host, listen.frames_port, protocol),) if listen.frames_port else ()
     return (
         *plaintext,
-        Endpoint("bookie", host, listen.advertised_port or port, f"grpc{tls}"),
+        Endpoint(ENTRIES, host, listen.advertised_port or port, f"grpc{tls}"),
         Endpoint("http", http_host, http_port, f"http{tls}"),
+        *frames,
     )
 
 

@@ -19,8 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from bookie.cluster.directory import ENDPOINT
-from bookie.cluster.endpoints import endpoint_for, speaks_tls
+from bookie.cluster.endpoints import ENTRIES, endpoint_for, speaks_tls
 from bookie.cluster.registration_record import Registration
 from bookie.entry.digest import key_tag
 from bookie.env import gather
@@ -295,7 +294,7 @@ async def listed_bookies(
             channel, problem = None, "it is not registered"
             if registration := registrations.get(name):
                 try:
-                    endpoint = endpoint_for(registration, ENDPOINT, security.settings)
+                    endpoint = endpoint_for(registration, ENTRIES, security.settings)
                 except BookieUnreachableError as error:
                     problem = str(error)
                 else:

@@ -51,6 +51,10 @@ class Carrier(Protocol):
     def is_connected(self) -> bool:
         """True if a connection is ready, and no attempt to connect has failed since."""
 
+    @property
+    def is_useless(self) -> bool:
+        """True if several attempts to connect have failed, and none has ever succeeded."""
+
     def prepared(self, metadata: Pairs, /) -> Any:
         """Return the metadata in the carrier's own form, for many calls."""
 

@@ -1,4 +1,4 @@
-"""A client's connections: for each bookie a gRPC channel, streams of adds, and a stream of LACs.
+"""A client's connections: for each bookie a channel, streams of adds, and a stream of LACs.
 
 A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
 one incarnation of its bookie. A writer reads the incarnations when it gets its ensemble. If the
@@ -25,7 +25,7 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from bookie.cluster.directory import BookieDirectory
-from bookie.cluster.endpoints import speaks_tls
+from bookie.cluster.endpoints import FRAMES, speaks_tls
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import ClientSettings, RpcSettings
 from bookie.env import gather
@@ -355,6 +355,8 @@ class BookieConnection:
         self._channel: BookieChannel | None = None
         self._registration: Registration | None = None
         """The registration from which the address of the channel was taken."""
+        self._without_frames: tuple[int, tuple[Endpoint, ...]] | None = None
+        """The arrival and the addresses of the bookie for which frames could not be reached."""
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
         """`_plain` and `_recovery` map an incarnation of the bookie to the lane of this
@@ -386,9 +388,13 @@ class BookieConnection:
         """
         registration = self._pool.directory.last_known(self.bookie_id)
         channel, is_known = self._channel, registration is self._registration
-        if channel is not None and is_known and not self._is_outdated(channel):
+        falls_back = channel is not None and self._falls_back(channel)
+        if channel is not None and is_known and not (falls_back or self._is_outdated(channel)):
             return channel
-        endpoint = self._pool.resolve(self.bookie_id)
+        if falls_back:
+            self._without_frames = self._arrival()
+        is_avoided = self._without_frames is not None and self._without_frames == self._arrival()
+        endpoint = self._pool.resolve(self.bookie_id, avoid_frames=is_avoided)
         self._registration = registration
         is_same = channel is not None and (
             (channel.address, channel.credentials is not None)
@@ -402,6 +408,17 @@ class BookieConnection:
                 for lane in self._lanes():
                     lane.drop()
         return channel
+
+    def _falls_back(self, channel: BookieChannel) -> bool:
+        """True if frames cannot be reached, such as behind a firewall, and gRPC may be used."""
+        return channel.is_useless and self._pool.settings.transport == "auto"
+
+    def _arrival(self) -> tuple[int, tuple[Endpoint, ...]]:
+        """Return what tells one start of the bookie from the next: then frames are tried again."""
+        directory = self._pool.directory
+        registration = directory.last_known(self.bookie_id)
+        endpoints = () if registration is None else registration.endpoints
+        return directory.arrivals(self.bookie_id), endpoints
 
     def _is_outdated(self, channel: BookieChannel) -> bool:
         """True if the channel is not connected, and the credential files changed since it opened.
@@ -475,14 +492,15 @@ class BookiePool:
         if not self._is_closed and (found := self._connections.get(bookie_id)) is not None:
             found.hurry()
 
-    def resolve(self, bookie_id: str) -> Endpoint:
-        """Return the bookie's address that this client may use.
+    def resolve(self, bookie_id: str, *, avoid_frames: bool = False) -> Endpoint:
+        """Return the bookie's address that this client may use, without frames if told so.
 
         Raises:
             BookieUnreachableError: the bookie's address is unknown.
             TlsError: the client's settings forbid the bookie's address.
         """
-        return self.directory.resolve(bookie_id, self.security.settings)
+        transport = "grpc" if avoid_frames else self.settings.transport
+        return self.directory.resolve(bookie_id, self.security.settings, transport)
 
     def require_permitted(self, bookies: Collection[str]) -> None:
         """Raise an error if the client's settings forbid every bookie of `bookies`.
@@ -513,6 +531,7 @@ class BookiePool:
             connect_timeout_seconds=self.settings.connect_timeout_seconds,
             settings=self._rpc,
             security=self.security if speaks_tls(endpoint) else None,
+            is_framed=endpoint.name == FRAMES,
         )
 
     def require_open(self) -> None:

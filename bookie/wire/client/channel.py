@@ -131,6 +131,11 @@ class BookieChannel:
         """True if a connection is ready, and no attempt to connect has failed."""
         return self._carrier.is_connected
 
+    @property
+    def is_useless(self) -> bool:
+        """True if no attempt to connect has ever succeeded, so that another carrier is due."""
+        return self._carrier.is_useless
+
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
 

@@ -42,6 +42,9 @@ C = TypeVar("C", bound="ClientConnection")
 REQUEST_IDS: Final = 2**32
 """Ids of calls begin again after so many calls."""
 
+ATTEMPTS_MAX: Final = 3
+"""After so many failed attempts to connect, and no success ever, frames count as unreachable."""
+
 CONNECTING: Final = "failed to connect: "
 """Begins the details of a failure before the bookie's hello, as in gRPC's texts."""
 
@@ -74,8 +77,8 @@ class FramesCarrier:
         self.connect_timeout_seconds = connect_timeout_seconds
         self.context = context
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.has_failed = False
-        """True if the last attempt to connect failed."""
+        self.failures_in_row = 0
+        """The number of failed attempts to connect since the last one that succeeded."""
         self.was_ready = False
         """True if the bookie has ever accepted a conversation on this carrier."""
         self._connections: dict[ClientConnection, None] = {}
@@ -84,7 +87,11 @@ class FramesCarrier:
 
     @property
     def is_connected(self) -> bool:
-        return not self.has_failed and any(one.is_ready for one in self._connections)
+        return not self.failures_in_row and any(one.is_ready for one in self._connections)
+
+    @property
+    def is_useless(self) -> bool:
+        return self.failures_in_row >= ATTEMPTS_MAX and not self.was_ready
 
     def prepared(self, metadata: Pairs, /) -> Any:
         return metadata
@@ -184,7 +191,6 @@ class ClientConnection(FramedConnection):
             self._fail_to_connect(str(error))
 
     def _fail_to_connect(self, reason: str) -> None:
-        self._carrier.has_failed = True
         self.fail(CallCode.UNAVAILABLE, CONNECTING + reason)
 
     def _opening(self) -> bytes:
@@ -215,7 +221,7 @@ class ClientConnection(FramedConnection):
             is_about_tls = hello.code is CallCode.UNAUTHENTICATED
             self.fail(hello.code, CONNECTING + text if is_about_tls else text)
             return
-        self._carrier.has_failed, self._carrier.was_ready = False, True
+        self._carrier.failures_in_row, self._carrier.was_ready = 0, True
         self._offered = hello.metadata
         self._is_accepted()
         self._tell()
@@ -237,7 +243,6 @@ class ClientConnection(FramedConnection):
 
     def _broken(self, reason: str) -> CallError:
         if self._offered is None:
-            self._carrier.has_failed = True
             reason = CONNECTING + ("Socket closed" if self._carrier.context else reason)
         return CallError(CallCode.UNAVAILABLE, reason)
 
@@ -246,6 +251,8 @@ class ClientConnection(FramedConnection):
             return False
         self.is_over = True
         self._outcome = outcome
+        if self._offered is None and isinstance(outcome, CallError):
+            self._carrier.failures_in_row += 1
         self._carrier.forget(self)
         self._is_discarding = True
         self.abort()

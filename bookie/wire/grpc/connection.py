@@ -46,6 +46,10 @@ class GrpcCarrier:
         failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE
         return grpc.ChannelConnectivity.READY in states and failed not in states
 
+    @property
+    def is_useless(self) -> bool:
+        return False  # there is no other carrier to try
+
     def prepared(self, metadata: Pairs, /) -> Any:
         # In gRPC's own type, so that gRPC need not convert it at each call.
         return aio.Metadata(*metadata)

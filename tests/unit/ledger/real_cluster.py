@@ -20,7 +20,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.telemetry import Metrics
-from tests.served_node import serve
+from tests.served_node import serve_both
 from tests.servers.ports import claimed_ports
 
 WAIT_SECONDS_MAX = 120.0
@@ -29,7 +29,15 @@ WAIT_SECONDS_MAX = 120.0
 class RealCluster:
     """Bookies b0, b1, … that can be stopped and started again."""
 
-    def __init__(self, directory: Path, uri: str, store: MetadataStore, instance_id: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        uri: str,
+        store: MetadataStore,
+        instance_id: str,
+        *,
+        offers_frames: bool = False,
+    ) -> None:
         self.uri = uri
         self.store = store
         self.bookies: dict[int, Bookie] = {}
@@ -43,6 +51,12 @@ class RealCluster:
         self._running: dict[int, asyncio.Task[None]] = {}
         self.ports: dict[int, int] = {}
         """The address of each bookie, now or before; may be changed before its start."""
+        self.offers_frames = offers_frames
+        """Whether bookies that start offer frames in their registration."""
+        self.frames_ports: dict[int, int] = {}
+        """The address of each bookie for frames; it is served, even if it is not offered."""
+        self.unreachable_frames: dict[int, int] = {}
+        """Ports that bookies offer instead, and at which nobody listens."""
 
     async def start(self, number: int, *, same_port: bool = True) -> None:
         """Start a bookie, on the port that it had before if it had one."""
@@ -50,6 +64,8 @@ class RealCluster:
         self._stops[number] = asyncio.Event()
         if number not in self.ports or not same_port:
             (self.ports[number],) = claimed_ports(1)
+        if number not in self.frames_ports or not same_port:
+            (self.frames_ports[number],) = claimed_ports(1)
         port = self.ports[number]
         self._running[number] = self._tasks.create_task(self._run(number, port, started))
         async with asyncio.timeout(WAIT_SECONDS_MAX):
@@ -88,13 +104,20 @@ class RealCluster:
                 bookie_id=bookie_id,
                 instance_id=self._instance_id,
             ) as node,
-            serve(node.bookie, "127.0.0.1", port, RpcSettings(drain_seconds=0.1), metrics) as bound,
+            serve_both(
+                node.bookie,
+                "127.0.0.1",
+                RpcSettings(drain_seconds=0.1),
+                metrics,
+                port=port,
+                frames_port=self.frames_ports[number],
+            ) as bound,
         ):
-            registration = Registration(
-                bookie_id,
-                (Endpoint("bookie", "127.0.0.1", bound, "grpc"),),
-                incarnation=node.bookie.incarnation,
-            )
+            endpoints = (Endpoint("bookie", "127.0.0.1", bound["grpc"], "grpc"),)
+            if self.offers_frames:
+                offered = self.unreachable_frames.get(number, bound["frames"])
+                endpoints += (Endpoint("frames", "127.0.0.1", offered, "frames"),)
+            registration = Registration(bookie_id, endpoints, incarnation=node.bookie.incarnation)
             async with BookieRegistration(self.store, registration):
                 self.bookies[number] = node.bookie
                 self.nodes[number] = node
@@ -114,13 +137,15 @@ class RealCluster:
 
 @asynccontextmanager
 async def real_cluster(
-    directory: Path, bookies: int = 3, *, uri: str = ""
+    directory: Path, bookies: int = 3, *, uri: str = "", offers_frames: bool = False
 ) -> AsyncIterator[RealCluster]:
     """A new cluster with so many bookies; its metadata in the store of `uri`, or in memory."""
     uri = uri or f"memory://{directory.name}"
     async with open_store(uri) as store:
         instance_id = await initialize_cluster(store)
-        async with RealCluster(directory, uri, store, instance_id) as cluster:
+        async with RealCluster(
+            directory, uri, store, instance_id, offers_frames=offers_frames
+        ) as cluster:
             for number in range(bookies):
                 await cluster.start(number)
             yield cluster
