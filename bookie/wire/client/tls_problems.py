@@ -1,4 +1,7 @@
-"""Derives the reason for a TLS failure, as a sentence, from gRPC's text about the connection."""
+"""Derives the reason for a TLS failure, as a sentence, from a carrier's text about the connection.
+
+Both gRPC and Python's `ssl` quote OpenSSL, but each adds words of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ _PROBLEMS: Final = (
         "Hostname Verification Check failed",
         "its certificate is not for this host; issue one for the address of its registration",
     ),
+    (
+        "certificate is not valid for",
+        "its certificate is not for this host; issue one for the address of its registration",
+    ),
     ("unsupported certificate purpose", "its certificate is a client's, not a bookie's"),
+    ("unsuitable certificate purpose", "its certificate is a client's, not a bookie's"),
+    ("a client's certificate is required", _ENDED_SENTENCE),
     (
         "CERTIFICATE_VERIFY_FAILED",
         "its certificate is not signed by a CA in security.ca_file",
@@ -27,7 +36,7 @@ _PROBLEMS: Final = (
 )
 """Parts of gRPC's text and their sentences; the first part that occurs in the text counts.
 
-Source: texts of gRPC 1.85, seen by tests.
+Source: texts of gRPC 1.85 and of Python 3.11 with OpenSSL 3, seen by tests.
 """
 
 
