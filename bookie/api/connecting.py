@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from bookie.api.bookkeeper import BookKeeper, DigestName
-from bookie.config import RpcSettings, Sources, load_settings
+from bookie.config import RpcSettings, Sources, Transport, load_settings
 from bookie.coordination.participant import Participant
 from bookie.errors import ConfigurationError
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS, open_store
@@ -31,6 +31,7 @@ class ClientOptions(TypedDict, total=False):
     tail_refresh_seconds: float
     digest_least: DigestName
     rate_patience_seconds: float
+    transport: Transport
     # The settings of the section [security]:
     ca_file: str | Path
     certificate_file: str | Path

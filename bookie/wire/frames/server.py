@@ -511,6 +511,7 @@ class FramesPort:
     def serve(self, handlers: Handlers) -> None:
         """Serve conversations from now on."""
         self.handlers = handlers
+        _log.info("frames_listening", port=self.port)
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept nothing more, and wait until all conversations have ended, at most so long.
@@ -526,6 +527,7 @@ class FramesPort:
                 await self._empty.wait()
         self._abort()
         await self._empty.wait()
+        _log.info("frames_stopped")
 
     async def close(self) -> None:
         """Close everything at once."""

@@ -113,6 +113,7 @@ class RealCluster:
                 frames_port=self.frames_ports[number],
             ) as bound,
         ):
+            endpoints: tuple[Endpoint, ...]
             endpoints = (Endpoint("bookie", "127.0.0.1", bound["grpc"], "grpc"),)
             if self.offers_frames:
                 offered = self.unreachable_frames.get(number, bound["frames"])
