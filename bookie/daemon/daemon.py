@@ -164,8 +164,7 @@ async def _run(
     async with (
         until_signal() as stop_requested,
         _serve_http(settings, metrics, readiness, administration, http, doorkeeper) as http_port,
-        _hold_port(settings, files, doorkeeper) as held,
-        _hold_frames_port(settings, files, doorkeeper) as frames,
+        _hold_ports(settings, files, doorkeeper) as (held, frames),
         beside(_bounds_of_connections(live, held, frames, doorkeeper, arrivals, metrics)),
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         watching_certificates(files, metrics),
@@ -412,22 +411,23 @@ def _hold_port(
 
 
 @asynccontextmanager
-async def _hold_frames_port(
+async def _hold_ports(
     settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
-) -> AsyncIterator[Sequence[FramesPort]]:
-    """Listen for clients by frames if the settings name a port: by TLS, unless `files` is None."""
+) -> AsyncIterator[tuple[HeldPort, Sequence[FramesPort]]]:
+    """Listen for clients by gRPC, and also by frames if the settings name a port for frames."""
     listen = settings.listen
-    if not listen.frames_port:
-        yield ()
-        return
-    async with hold_frames_port(
-        listen.host,
-        listen.frames_port,
-        settings.rpc,
-        files=files,
-        connections_max=doorkeeper.each_max(listen.host, ports=_ports(settings)),
-    ) as held:
-        yield (held,)
+    async with _hold_port(settings, files, doorkeeper) as held:
+        if not listen.frames_port:
+            yield held, ()
+            return
+        async with hold_frames_port(
+            listen.host,
+            listen.frames_port,
+            settings.rpc,
+            files=files,
+            connections_max=doorkeeper.each_max(listen.host, ports=_ports(settings)),
+        ) as frames:
+            yield held, (frames,)
 
 
 def _has_second_port(settings: Settings) -> bool:

@@ -71,6 +71,7 @@ class FramesCarrier:
         connect_timeout_seconds: float,
         context: ssl.SSLContext | None = None,
     ) -> None:
+        self.address = address
         self.host, self.port = split_address(address)
         self.tasks = tasks
         self.settings = settings
@@ -160,7 +161,7 @@ class ClientConnection(FramedConnection):
 
     def begin(self) -> None:
         """Begin to connect."""
-        name = f"connect to {self._carrier.host}:{self._carrier.port}"
+        name = f"connect to {self._carrier.address}"
         self._attempt = self._carrier.tasks.create_task(self._connect(), name=name)
 
     def cancel(self) -> bool:

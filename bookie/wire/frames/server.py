@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from bookie.addresses import join_address
 from bookie.config import RpcSettings
-from bookie.env.own_sockets import plain_address
+from bookie.env.own_sockets import peer_name, plain_address
 from bookie.errors import BadRequestError, CannotStartError
 from bookie.security import PemFiles
 from bookie.security.identity import identity_of_certificate
@@ -646,8 +646,8 @@ async def hold_frames_port(
 
 def _peer_name(peername: tuple[Any, ...]) -> str:
     """Return the name that gRPC gives to a peer, in which it quotes the brackets of IPv6."""
-    address, port = plain_address(str(peername[0])), int(peername[1])
-    return f"ipv6:%5B{address}%5D:{port}" if ":" in address else f"ipv4:{address}:{port}"
+    name = peer_name(plain_address(str(peername[0])), int(peername[1]))
+    return name.replace("[", "%5B").replace("]", "%5D")
 
 
 def _properties_of(connection: ssl.SSLObject | None) -> Mapping[str, Iterable[bytes]]:

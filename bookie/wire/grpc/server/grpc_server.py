@@ -47,8 +47,8 @@ class ServedNode(BookieNode, Protocol):
         """The node's limits on requests in flight."""
 
 
-class Listener(Protocol):
-    """A listener of another carrier."""
+class PortBeside(Protocol):
+    """A port of another carrier, which serves the same bookie."""
 
     def serve(self, handlers: Handlers, /) -> None:
         """Serve calls from now on."""
@@ -111,12 +111,12 @@ class HeldPort:
         metrics: Metrics,
         gatekeeper: Gatekeeper | None = None,
         arrivals: Arrivals | None = None,
-        beside: Sequence[Listener] = (),
+        beside: Sequence[PortBeside] = (),
     ) -> AsyncIterator[None]:
         """Serve `bookie` while the context lasts; the end of the context releases the port.
 
         Without a `gatekeeper`, every caller may do everything. `arrivals` counts the bytes that
-        reach the handlers. The listeners `beside` this port serve the same bookie, with the same
+        reach the handlers. The ports `beside` this one serve the same bookie, with the same
         limits, by other carriers.
 
         At the end of the context, the server accepts no new connections, and each stream ends after
