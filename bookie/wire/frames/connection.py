@@ -25,6 +25,10 @@ INBOX_BYTES_MAX: Final = 1024 * 1024
 OUTBOX_BYTES_MAX: Final = 64 * 1024
 """While more bytes wait to be sent, `write` waits."""
 
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes that wait in the kernel because nobody reads them, as with gRPC. More would let a
+bookie that is held up seem to hold too many unread bytes (`bookie.daemon.unfinished`)."""
+
 MESSAGE_OVERHEAD_BYTES: Final = 128
 """A message counts for so much more in the inbox, so that many small messages are bounded, too."""
 
@@ -46,6 +50,7 @@ def prepare_socket(
     silence, answer = settings.keepalive_seconds, settings.keepalive_timeout_seconds
     tcp = socket.IPPROTO_TCP
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    connection.setsockopt(tcp, socket.TCP_WINDOW_CLAMP, WINDOW_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(tcp, socket.TCP_KEEPIDLE, ceil(silence))
     connection.setsockopt(tcp, socket.TCP_KEEPINTVL, ceil(answer))
