@@ -122,6 +122,8 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/property/metadata/test_metadata_model.py": 4,
     "tests/property/wire/test_codec_properties.py": 2,
     "tests/unit/cli/test_cli_app.py": 3,
+    # By day by gRPC, and the kinds of calls by `tests/unit/ledger/connection/test_transports.py`.
+    "tests/unit/ledger/test_clients_by_frames.py": ALL,
     "tests/unit/ledger/recover/test_forecast.py": 3,
     "tests/unit/log/compact/test_log_compaction.py": 2,
     "tests/unit/log/test_log_mutants.py": 4,

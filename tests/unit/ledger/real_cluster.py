@@ -75,6 +75,11 @@ class RealCluster:
         """The directory of everything that a bookie keeps."""
         return self._directory / f"b{number}"
 
+    def give_address(self, number: int, other: int) -> None:
+        """Give the addresses of a bookie that was stopped to another one, which is not started."""
+        for ports in (self.ports, self.frames_ports):
+            ports[other] = ports.pop(number)
+
     async def stop(self, number: int) -> None:
         """Stop a bookie; its registration goes, its files stay."""
         self._stops[number].set()

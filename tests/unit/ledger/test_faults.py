@@ -333,8 +333,8 @@ async def test_another_bookie_at_an_old_address_decides_nothing(cluster: RealClu
     """
     async with connect(cluster.uri, read_timeout_seconds=1, speculative_read_seconds=0.5) as bk:
         ledger_id = await acknowledged_by_two(cluster)
-        ports = cluster.ports
-        ports[3], ports[4] = ports.pop(0), ports.pop(1)
+        cluster.give_address(0, 3)
+        cluster.give_address(1, 4)
         for number in (2, 3, 4):
             await cluster.start(number)
         with pytest.raises(LedgerRecoveryError):
@@ -351,7 +351,7 @@ async def test_another_bookie_at_an_old_address_loses_nothing(
     writer = await bk.create_ledger()
     await writer.append(b"a")
     await cluster.stop(0)
-    cluster.ports[3] = cluster.ports.pop(0)
+    cluster.give_address(0, 3)
     await cluster.start(3)
     channel = bk._connected.pool.connection("b0").channel()
     with pytest.raises(BookieUnreachableError, match="this is bookie b3"):
