@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.unit.ledger import test_faults, test_ledger_client
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
-from tests.unit.ledger.test_faults import *  # noqa: F403  (each of its tests runs here, too)
-from tests.unit.ledger.test_ledger_client import *  # noqa: F403  (each of its tests runs here, too)
+
+TESTS = [
+    (name, test)
+    for module in (test_faults, test_ledger_client)
+    for name, test in vars(module).items()
+    if name.startswith("test_")
+]
+
+# Each of these tests runs here, too, with the cluster of this module.
+globals().update(TESTS)
 
 
 @pytest.fixture
@@ -22,11 +30,4 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
 
 def test_no_test_hides_another() -> None:
     """Tests of the same name would replace each other."""
-    modules = ("test_faults", "test_ledger_client")
-    names = [
-        name
-        for module in modules
-        for name in vars(importlib.import_module(f"tests.unit.ledger.{module}"))
-        if name.startswith("test_")
-    ]
-    assert len(names) == len(set(names)) > 30
+    assert len(dict(TESTS)) == len(TESTS) > 30
