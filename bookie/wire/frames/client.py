@@ -81,7 +81,7 @@ class FramesCarrier:
         self.failures_in_row = 0
         """The number of failed attempts to connect since the last one that succeeded."""
         self.was_ready = False
-        """True if the bookie has ever accepted a conversation on this carrier."""
+        """True if the bookie has ever answered a hello on this carrier."""
         self._connections: dict[ClientConnection, None] = {}
         self._calls: CallsConnection | None = None
         self._is_closed = False
@@ -217,12 +217,13 @@ class ClientConnection(FramedConnection):
     def _greet(self, body: bytes) -> None:
         hello = parse_bookie_hello(body)
         self._units.frame_bytes_max = self._carrier.settings.message_bytes_max + HELLO_BYTES_MAX
+        self._carrier.was_ready = True  # also after a refusal: frames can be reached
         if hello.code is not CallCode.OK:
             text = hello.details
             is_about_tls = hello.code is CallCode.UNAUTHENTICATED
             self.fail(hello.code, CONNECTING + text if is_about_tls else text)
             return
-        self._carrier.failures_in_row, self._carrier.was_ready = 0, True
+        self._carrier.failures_in_row = 0
         self._offered = hello.metadata
         self._is_accepted()
         self._tell()

@@ -185,10 +185,11 @@ def encode_cancelled(request_id: int) -> bytes:
     return pack_size(request_id)
 
 
-def parse_request(body: bytes) -> CallRequest | int:
+def parse_request(body: bytes, head_bytes_max: int = HELLO_BYTES_MAX) -> CallRequest | int:
     """Parse a client's frame on `CALLS`: a call, or the id of a cancelled call.
 
     Raises:
+        OversizeError: the head is larger than `head_bytes_max`.
         BadRequestError: the body is malformed.
     """
     if len(body) == _SIZE.size:
@@ -197,6 +198,8 @@ def parse_request(body: bytes) -> CallRequest | int:
     if len(body) < _REQUEST.size:
         raise BadRequestError("the call is cut off")
     request_id, size = _REQUEST.unpack_from(body)
+    if size > head_bytes_max:
+        raise OversizeError(f"a head of {size} bytes is too large")
     start = _REQUEST.size + size
     if start > len(body):
         raise BadRequestError("the head of the call is cut off")

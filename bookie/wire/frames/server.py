@@ -52,6 +52,9 @@ BACKLOG: Final = 512
 PAUSE_SECONDS: Final = 0.1
 """The pause after a failed accept, such as without a free descriptor."""
 
+LOG_SECONDS: Final = 60.0
+"""The shortest time between two log lines about malformed connections."""
+
 IDLE_TIMES: Final = 2
 """A connection for calls is closed after this many times `rpc.connection_idle_seconds_max` without
 a call. Our client closes it after one time, so it never sends a call at this moment."""
@@ -97,11 +100,13 @@ class ServedConnection(FramedConnection):
         return self._peer
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
-        if self._is_broken:
+        if self._is_broken or self._is_finishing:
             raise BrokenCallError("the connection is closed")
         self.accept(metadata)
 
     async def write(self, message: bytes, /) -> None:
+        if self._is_finishing:
+            raise BrokenCallError("the conversation has ended")
         if len(message) > self._port.settings.message_bytes_max:
             self.finish(CallCode.RESOURCE_EXHAUSTED, "the answer is too large")
             raise BrokenCallError("the answer is too large")
@@ -151,7 +156,8 @@ class ServedConnection(FramedConnection):
         self._task = self._port.spawn(self._serve(conversation), f"{name} of {self._peer}")
 
     async def _list(self, listing: Callable[[bytes, Any], Awaitable[None]]) -> None:
-        request = await self.read()
+        async with asyncio.timeout(self._port.settings.handshake_timeout_seconds):
+            request = await self.read()
         if request is None:
             raise BrokenCallError("the client sent no request")
         self.accept(())
@@ -161,7 +167,7 @@ class ServedConnection(FramedConnection):
         """Serve a stream or listing, and send its end; a cancelled one ends without an end."""
         try:
             await conversation()
-        except BrokenCallError:
+        except (BrokenCallError, TimeoutError):
             self._give_up()
         except asyncio.CancelledError:
             self._give_up()
@@ -201,6 +207,8 @@ class ServedConnection(FramedConnection):
 
     async def answer(self, data: bytes) -> None:
         """Send an answer on a connection for calls; raises like `FramedConnection.write`."""
+        if self._is_finishing:
+            raise BrokenCallError("the conversation has ended")
         await super().write(data)
 
     # --- end -----------------------------------------------------------------------------
@@ -284,11 +292,14 @@ class ServedConnection(FramedConnection):
 
     def _malformed(self, error: BadRequestError) -> None:
         self._port.note_malformed(self._peer, error)
-        if isinstance(error, OversizeError) and self._task is not None:
-            self.finish(CallCode.RESOURCE_EXHAUSTED, str(error))
-            self._task.cancel()
-        else:
+        if not isinstance(error, OversizeError):
             self.abort()
+            return
+        self.finish(CallCode.RESOURCE_EXHAUSTED, str(error))
+        if self._task is not None:
+            self._task.cancel()
+        if self._calls is not None:
+            self._calls.cancel()
 
     def _lost(self, error: Exception | None) -> None:
         del error
@@ -332,7 +343,7 @@ class _Calls:
             if data is None:
                 break
             try:
-                request = parse_request(data)
+                request = parse_request(data, self._port.settings.metadata_bytes_max)
             except BadRequestError as error:
                 self._port.note_malformed(self._connection.peer(), error)
                 self._connection.abort()
@@ -467,6 +478,9 @@ class FramesPort:
         """Accepted sockets that have no transport yet, such as during a TLS handshake."""
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._malformed_count = 0
+        self._next_line = 0.0
+        """Event-loop time of the next line about malformed connections, and their number since."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -552,8 +566,13 @@ class FramesPort:
             self._empty.set()
 
     def note_malformed(self, peer: str, error: BadRequestError) -> None:
-        """Log that a peer does not speak this carrier's language."""
-        _log.info("frames_malformed", peer=peer, reason=str(error))
+        """Log, at most once a minute, that a peer does not speak this carrier's language."""
+        self._malformed_count += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_line:
+            count, self._malformed_count = self._malformed_count, 0
+            self._next_line = now + LOG_SECONDS
+            _log.warning("frames_malformed", connections=count, last=peer, reason=str(error))
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -17,13 +17,16 @@ from bookie.ids import JOINED_MESSAGES_METADATA, Status
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.carrier import CallCode
+from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request, parse_add_response
 from bookie.wire.commands import Reply
 from bookie.wire.frames.connection import INBOX_BYTES_MAX
 from bookie.wire.frames.format import (
     CALLS,
     CallRequest,
+    ClientHello,
     encode_cancelled,
+    encode_client_hello,
     encode_end,
     encode_request,
     pack_size,
@@ -32,7 +35,7 @@ from bookie.wire.frames.format import (
 from bookie.wire.frames.server import FramesPort, hold_frames_port
 from bookie.wire.grpc.server.grpc_server import hold_port
 from bookie.wire.server.arrivals import Arrivals
-from tests.unit.wire.fake_node import FakeNode, batch_of, until
+from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
 from tests.unit.wire.frames.raw_peer import PAIRS, RawPeer, frame, hello, raw_peer
 
 MIB = 1024 * 1024
@@ -151,6 +154,48 @@ async def test_a_message_that_is_too_large_ends_its_stream_with_a_reason() -> No
         assert await peer.is_closed()
         assert code is CallCode.RESOURCE_EXHAUSTED
         assert "too large" in reason
+
+
+async def test_metadata_that_is_too_large_is_refused_with_a_reason() -> None:
+    """By the bound of `rpc.metadata_bytes_max`, in a hello and in a call alike."""
+    settings = RpcSettings(metadata_bytes_max=1024, drain_seconds=1)
+    large = (*PAIRS, ("authorization", "x" * 2000))
+    async with serving(settings) as bookie:
+        async with raw_peer(bookie.port) as peer:
+            peer.send(encode_client_hello(ClientHello("AddStream", large)))
+            refusal = await peer.hello()
+            assert refusal.code is CallCode.RESOURCE_EXHAUSTED
+            assert "too large" in refusal.details
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS) + frame(encode_request(CallRequest(1, "Force", large, b""))))
+            await peer.hello()
+            assert await peer.is_closed()
+        assert not bookie.node.calls
+
+
+async def test_a_listing_without_a_request_has_a_time_limit() -> None:
+    """Nobody waits for it."""
+    settings = RpcSettings(handshake_timeout_seconds=0.05, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("ListLedgers"))
+        assert await peer.is_closed()
+
+
+async def test_a_peer_by_ipv6_has_the_name_that_grpc_gives_it() -> None:
+    """gRPC quotes the brackets; so an address has one share over both carriers."""
+    settings, node, arrivals = RpcSettings(drain_seconds=1), FakeNode(), Arrivals()
+    async with (
+        hold_port("::1", 0, settings) as held,
+        hold_frames_port("::1", 0, settings) as frames,
+        held.serve(node, Metrics(), arrivals=arrivals, beside=[frames]),
+        asyncio.TaskGroup() as tasks,
+    ):
+        for port, is_framed in ((held.port, False), (frames.port, True)):
+            channel = BookieChannel(f"[::1]:{port}", INSTANCE_ID, tasks, is_framed=is_framed)
+            await channel.info(timeout=60)
+            await channel.close()
+        names = [name.rpartition(":")[0] for name in arrivals._connections if "%" in name]
+        assert names == ["ipv6:%5B::1%5D"] * 2
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89", hello("AddStream")[:-1]])
