@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.cluster_mutants import CLUSTER_MUTANTS
 from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
+from tests.mutants.frames_mutants import FRAMES_MUTANTS
 from tests.mutants.limits_mutants import LIMITS_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
@@ -18,6 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLIENT_MUTANTS,
     *CLUSTER_MUTANTS,
     *COORDINATION_MUTANTS,
+    *FRAMES_MUTANTS,
     *LIMITS_MUTANTS,
     *LOG_MUTANTS,
     *RATE_MUTANTS,

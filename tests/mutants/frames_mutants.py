@@ -1,0 +1,118 @@
+"""The carrier by frames: its ends, its flow control, and whom it lets in."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_SERVER = "tests/unit/wire/frames/test_frames_server.py::test_"
+_CLIENT = "tests/unit/wire/frames/test_frames_client.py::test_"
+_FORMAT = "tests/unit/wire/frames/test_frames_format.py::test_"
+_TLS = "tests/unit/security/test_frames_tls.py::test_"
+_TRANSPORTS = "tests/unit/ledger/connection/test_transports.py::test_"
+
+FRAMES_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "a connection that closes counts as an end",
+        "bookie/wire/frames/client.py",
+        'self._finish(self._broken("the bookie closed the connection"))\n',
+        "self._finish(None)\n",
+        (f"{_CLIENT}a_listing_that_breaks_is_never_taken_for_whole",),
+        "An auditor would believe that a bookie holds nothing more.",
+    ),
+    Mutant(
+        "an end with a code counts as an end in order",
+        "bookie/wire/frames/client.py",
+        "self._finish(None if code is CallCode.OK else CallError(code, details))\n",
+        "self._finish(None)\n",
+        (f"{_CLIENT}a_listing_that_breaks_is_never_taken_for_whole",),
+        "A listing that the bookie gave up would pass for a whole one.",
+    ),
+    Mutant(
+        "reading goes on while nobody takes messages",
+        "bookie/wire/frames/connection.py",
+        "        if self._inbox_bytes > INBOX_BYTES_MAX:\n            self._pause()\n",
+        "",
+        (f"{_SERVER}while_the_node_takes_nothing_the_bookie_reads_nothing",),
+        "A writer would fill the memory of a bookie whose disk is slow.",
+    ),
+    Mutant(
+        "reading does not go on",
+        "bookie/wire/frames/connection.py",
+        "            self._transport.resume_reading()\n",
+        "            pass\n",
+        (f"{_SERVER}while_the_node_takes_nothing_the_bookie_reads_nothing",),
+        "A stream that was held back once would stand still for ever.",
+    ),
+    Mutant(
+        "a write does not wait for the peer",
+        "bookie/wire/frames/connection.py",
+        "        if not self._is_writable:\n            await self._until_writable()\n",
+        "",
+        (f"{_SERVER}a_client_that_takes_no_answers_is_held_back_and_given_up",),
+        "A client that reads nothing would fill the memory with its answers.",
+    ),
+    Mutant(
+        "a frame may have any size",
+        "bookie/wire/frames/format.py",
+        "            if size > (HELLO_BYTES_MAX + 1 if is_end else self.frame_bytes_max):\n",
+        "            if size > END_BIT:\n",
+        (f"{_FORMAT}a_frame_that_is_too_large_is_refused_by_its_size",),
+        "Whoever announces 2 GiB and sends them gets them.",
+    ),
+    Mutant(
+        "an announced size takes memory",
+        "bookie/wire/frames/format.py",
+        "min(_GROWTH * left, max(needed, SCRATCH_BYTES))",
+        "needed",
+        (f"{_FORMAT}an_announced_size_takes_no_memory",),
+        "A few bytes on each of a thousand connections would take 8 GB.",
+    ),
+    Mutant(
+        "a hello may take any time",
+        "bookie/wire/frames/server.py",
+        "self._timer = self._loop.call_later(port.settings.handshake_timeout_seconds, self.abort)",
+        "self._timer = None",
+        (f"{_SERVER}a_hello_has_a_time_limit",),
+        "Silent connections would take the place of all others.",
+    ),
+    Mutant(
+        "a client's certificate is not required",
+        "bookie/wire/frames/server.py",
+        "        if port.requires_certificate and not self._properties:\n",
+        "        if port.requires_certificate and self._properties is None:\n",
+        (f"{_TLS}strangers",),
+        "Everybody who trusts the CA may write.",
+    ),
+    Mutant(
+        "the names in a certificate are not passed on",
+        "bookie/wire/frames/server.py",
+        "(identity.common_name.encode(),) if identity.common_name else ()",
+        "()",
+        (f"{_TLS}roles_go_by_the_certificate",),
+        "Nobody would have a role.",
+    ),
+    Mutant(
+        "a stop ends connections at once",
+        "bookie/wire/frames/server.py",
+        "            async with asyncio.timeout(grace_seconds):\n",
+        "            async with asyncio.timeout(0):\n",
+        (f"{_SERVER}a_stop_answers_what_was_accepted_and_refuses_the_rest",),
+        "Each restart would leave writers without the answers to their last adds.",
+    ),
+    Mutant(
+        "a client takes frames without TLS instead of gRPC with TLS",
+        "bookie/cluster/endpoints.py",
+        "            if one.name == FRAMES and speaks_tls(one) == speaks_tls(by_grpc):\n",
+        "            if one.name == FRAMES:\n",
+        ("tests/unit/cluster/test_endpoints.py::test_frames_are_taken_where_they_are_as_safe",),
+        "Whoever writes the metadata store could turn encryption off.",
+    ),
+    Mutant(
+        "a client never falls back to gRPC",
+        "bookie/ledger/connection/pool.py",
+        "        falls_back = channel is not None and self._falls_back(channel)\n",
+        "        falls_back = False\n",
+        (f"{_TRANSPORTS}a_client_falls_back_if_frames_cannot_be_reached",),
+        "A firewall that knows only the port of gRPC would cut the client off.",
+    ),
+)
