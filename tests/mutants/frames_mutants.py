@@ -48,7 +48,7 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "bookie/wire/frames/connection.py",
         "        if not self._is_writable:\n            await self._until_writable()\n",
         "",
-        (f"{_SERVER}a_client_that_takes_no_answers_is_held_back_and_given_up",),
+        (f"{_SERVER}answers_that_nobody_takes_wait_where_they_are_charged",),
         "A client that reads nothing would fill the memory with its answers.",
     ),
     Mutant(

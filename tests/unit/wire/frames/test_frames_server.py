@@ -18,8 +18,8 @@ from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.carrier import CallCode
 from bookie.wire.client.channel import BookieChannel
-from bookie.wire.codec import encode_add_request, parse_add_response
-from bookie.wire.commands import Reply
+from bookie.wire.codec import encode_add_request, encode_streamed_read, parse_add_response
+from bookie.wire.commands import ReadCommand, ReadReply, Reply
 from bookie.wire.frames.connection import INBOX_BYTES_MAX
 from bookie.wire.frames.format import (
     CALLS,
@@ -306,8 +306,25 @@ async def _done(
     return await task
 
 
-async def test_a_client_that_takes_no_answers_is_held_back_and_given_up() -> None:
-    """Its answers are bounded, and after `slow_reader_seconds` its connection ends."""
+async def test_answers_that_nobody_takes_wait_where_they_are_charged() -> None:
+    """Not in the connection, whose bytes no budget knows."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        bookie.node.read_reply = ReadReply(Status.OK, "", batch_of([MIB]), 1)
+        peer.send(hello("ReadStream"))
+        for number in range(1, 60):
+            read = ReadCommand(3, 0, 0, 1, MIB)
+            peer.send(frame(encode_streamed_read(number, read, 60_000)))
+        await until(lambda: len(bookie.node.calls) > 20)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        (connection,) = bookie.frames._connections
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() < 3 * MIB
+
+
+async def test_a_client_that_takes_no_answers_is_given_up() -> None:
+    """After `slow_reader_seconds` its connection ends."""
     settings = RpcSettings(slow_reader_seconds=0.4, drain_seconds=1)
     async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
