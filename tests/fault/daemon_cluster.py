@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from bookie.metadata.connect import open_store
 from tests.fault.daemon_process import Daemon, Home, serving
 from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import until
+
+CARRIER = os.environ.get("CARRIER_OF_TESTS", "grpc")
+"""With ``frames``, bookies of these tests offer frames, so that all clients go by them."""
 
 SESSION_TIMEOUT_SECONDS = 2.0
 BOOKIES = ("b1", "b2", "b3")
@@ -87,11 +91,14 @@ def home_of(
     home = path / name
     home.mkdir()
     port, http_port = claimed_ports(2)
+    listen: dict[str, object] = {"port": port}
+    if CARRIER == "frames":
+        (listen["frames_port"],) = claimed_ports(1)
     return Home(
         home,
         {
             "bookie": {"id": name},
-            "listen": {"port": port},
+            "listen": listen,
             "metadata": {"uri": uri, "session_timeout_seconds": timeout_seconds},
             "session": dict(session or {}),
             "storage": {"journal_dir": f"{home}/journal", "ledgers_dir": f"{home}/ledgers"},
