@@ -475,7 +475,9 @@ class FramesPort:
         self._connections_max = connections_max
         self._connections: set[ServedConnection] = set()
         self._beginning: dict[asyncio.Task[None], socket.socket] = {}
-        """Accepted sockets that have no transport yet, such as during a TLS handshake."""
+        """The tasks that begin connections, and their sockets."""
+        self._coming: set[ServedConnection] = set()
+        """Accepted connections that have no transport yet, such as during a TLS handshake."""
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._malformed_count = 0
@@ -555,6 +557,7 @@ class FramesPort:
 
     def admit(self, connection: ServedConnection) -> bool:
         """Count a new connection; False if there are too many."""
+        self._coming.discard(connection)
         self._connections.add(connection)
         self._empty.clear()
         return len(self._connections) <= self._connections_max
@@ -584,29 +587,36 @@ class FramesPort:
             except OSError:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            if len(self._connections) + len(self._beginning) >= self._connections_max:
+            if len(self._connections) + len(self._coming) >= self._connections_max:
                 accepted.close()
             else:
-                task = self._tasks.create_task(self._begin(accepted), name="handshake of frames")
+                connection = ServedConnection(self)
+                self._coming.add(connection)
+                work = self._begin(accepted, connection)
+                task = self._tasks.create_task(work, name="handshake of frames")
                 self._beginning[task] = accepted
                 task.add_done_callback(self._beginning.pop)
             await asyncio.sleep(0)  # sock_accept does not yield while connections wait
 
-    async def _begin(self, accepted: socket.socket) -> None:
+    async def _begin(self, accepted: socket.socket, connection: ServedConnection) -> None:
         """Make the protocol of an accepted connection, after the handshake of TLS."""
         loop = asyncio.get_running_loop()
         seconds = self.settings.handshake_timeout_seconds
-        with contextlib.suppress(OSError):  # the peer is gone, or does not speak TLS as it must
+        try:
             if self._files is None:
-                await loop.connect_accepted_socket(lambda: ServedConnection(self), accepted)
+                await loop.connect_accepted_socket(lambda: connection, accepted)
                 return
             await loop.connect_accepted_socket(
-                lambda: ServedConnection(self),
+                lambda: connection,
                 accepted,
                 ssl=self._files.context,
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=seconds,
             )
+        except OSError:
+            pass  # the peer is gone, or does not speak TLS as it must
+        finally:
+            self._coming.discard(connection)
 
     async def _stop_accepting(self) -> None:
         for task in self._accepting:

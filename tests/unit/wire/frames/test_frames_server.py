@@ -278,10 +278,11 @@ async def test_while_the_node_takes_nothing_the_bookie_reads_nothing() -> None:
         peer.send(hello("AddStream"))
         await peer.hello()
         sent = asyncio.ensure_future(_send(peer, count, size))  # noqa: TID251 (held back)
-        await until(lambda: _held(bookie) > INBOX_BYTES_MAX)
+        await until(lambda: not _is_reading(bookie))
         for _ in range(200):
             await asyncio.sleep(0)
         assert _held(bookie) < INBOX_BYTES_MAX + 2 * MIB
+        assert _held(bookie) > INBOX_BYTES_MAX // 2
         assert not sent.done()
         bookie.node.admitting.set()
         answers, _ = await gather([answered(peer, count), _done(sent)])
@@ -291,6 +292,11 @@ async def test_while_the_node_takes_nothing_the_bookie_reads_nothing() -> None:
 def _held(bookie: Bookie) -> int:
     (connection,) = bookie.frames._connections
     return connection._inbox_bytes
+
+
+def _is_reading(bookie: Bookie) -> bool:
+    (connection,) = bookie.frames._connections
+    return connection._is_reading
 
 
 async def _send(peer: RawPeer, count: int, size: int) -> list[tuple[int, Status]]:
