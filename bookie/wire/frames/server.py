@@ -35,14 +35,12 @@ from bookie.wire.frames.format import (
     HELLO_BYTES_MAX,
     SCRATCH_BYTES,
     BookieHello,
-    CallRequest,
     OversizeError,
-    encode_answer,
     encode_bookie_hello,
     encode_end,
     parse_client_hello,
-    parse_request,
 )
+from bookie.wire.frames.served_calls import ServedCalls
 from bookie.wire.interfaces import BrokenCallError
 from bookie.wire.server.service import Handlers
 
@@ -54,10 +52,6 @@ PAUSE_SECONDS: Final = 0.1
 
 LOG_SECONDS: Final = 60.0
 """The shortest time between two log lines about malformed connections."""
-
-IDLE_TIMES: Final = 2
-"""A connection for calls is closed after this many times `rpc.connection_idle_seconds_max` without
-a call. Our client closes it after one time, so it never sends a call at this moment."""
 
 _log = event_log(__name__)
 
@@ -80,7 +74,7 @@ class ServedConnection(FramedConnection):
         self._callbacks: list[Callable[[Any], None]] = []
         self._task: asyncio.Task[None] | None = None
         """The task of a stream or listing."""
-        self._calls: _Calls | None = None
+        self._calls: ServedCalls | None = None
         self._is_accepted = self._is_finishing = False
         self._timer: asyncio.TimerHandle | None = None
         """Ends a connection without a hello, and one that does not close after its end."""
@@ -148,7 +142,7 @@ class ServedConnection(FramedConnection):
         elif hello.conversation == CALLS:
             self._units.frame_bytes_max = most + HELLO_BYTES_MAX
             self.accept(())
-            self._calls = _Calls(self, port, handlers)
+            self._calls = ServedCalls(self, port, handlers)
         else:
             self.refuse(CallCode.UNIMPLEMENTED, "there is no such conversation")
 
@@ -317,135 +311,6 @@ class ServedConnection(FramedConnection):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _Calls:
-    """The calls of one connection, each in a task of its own.
-
-    While as many calls run as one connection may have, or the client takes no answers, further
-    requests wait unread.
-    """
-
-    def __init__(self, connection: ServedConnection, port: FramesPort, handlers: Handlers) -> None:
-        self._connection = connection
-        self._port = port
-        self._handlers = handlers.calls
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._is_draining = False
-        self._loop = asyncio.get_running_loop()
-        self._idle: asyncio.TimerHandle | None = None
-        self._rest()
-
-    def pump(self) -> None:
-        """Start the calls that have come, as far as there is room."""
-        while len(self._running) < self._port.settings.concurrent_streams_max:
-            data = self._connection.take_request()
-            if data is None:
-                break
-            try:
-                request = parse_request(data, self._port.settings.metadata_bytes_max)
-            except BadRequestError as error:
-                self._port.note_malformed(self._connection.peer(), error)
-                self._connection.abort()
-                return
-            if isinstance(request, CallRequest):
-                self._start(request)
-            elif (task := self._running.get(request)) is not None:
-                task.cancel()
-        self._rest()
-
-    def _start(self, request: CallRequest) -> None:
-        if request.request_id in self._running:
-            self._connection.abort()  # its answers could not be told apart
-            return
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-        task = self._port.spawn(self._serve(request), f"{request.rpc} by frames")
-        self._running[request.request_id] = task
-        task.add_done_callback(lambda _: self._over(request.request_id))
-
-    async def _serve(self, request: CallRequest) -> None:
-        call = UnaryCall(self._connection, request.metadata)
-        try:
-            await self._connection.answer(await self._answer(request, call))
-        except BrokenCallError:
-            pass  # the client is gone
-        finally:
-            call.end()
-
-    async def _answer(self, request: CallRequest, call: UnaryCall) -> bytes:
-        handler, most = self._handlers.get(request.rpc), self._port.settings.message_bytes_max
-        code = CallCode.OK
-        if self._is_draining:
-            code, data = CallCode.UNAVAILABLE, b"the bookie is stopping"
-        elif handler is None:
-            code, data = CallCode.UNIMPLEMENTED, b"there is no such call"
-        elif len(request.message) > most:
-            code, data = CallCode.RESOURCE_EXHAUSTED, b"the request is too large"
-        else:
-            try:
-                data = await handler(request.message, call)
-            except Exception as error:  # noqa: BLE001  (as gRPC answers what a handler raises)
-                _log.error("call_failed", error, peer=call.peer(), rpc=request.rpc)
-                code, data = CallCode.UNKNOWN, b"the bookie failed; its log says why"
-            if len(data) > most:
-                code, data = CallCode.RESOURCE_EXHAUSTED, b"the answer is too large"
-        return encode_answer(request.request_id, code, data)
-
-    def drain(self) -> None:
-        """Refuse further calls; the connection ends after the answers to earlier ones."""
-        self._is_draining = True
-        self._rest()
-
-    def cancel(self) -> None:
-        """Cancel all calls, because the connection has ended."""
-        if self._idle is not None:
-            self._idle.cancel()
-        for task in self._running.values():
-            task.cancel()
-
-    def _over(self, request_id: int) -> None:
-        del self._running[request_id]
-        self.pump()
-
-    def _rest(self) -> None:
-        """Without calls: end a connection that drains or whose client has ended, soon or later."""
-        if self._running:
-            return
-        if self._is_draining or self._connection.has_ended:
-            self._connection.finish(CallCode.OK)
-        elif self._idle is None:
-            seconds = IDLE_TIMES * self._port.settings.connection_idle_seconds_max
-            self._idle = self._loop.call_later(seconds, self._connection.finish, CallCode.OK)
-
-
-class UnaryCall:
-    """The context of a call with one answer."""
-
-    __slots__ = ("_callbacks", "_connection", "_metadata")
-
-    def __init__(self, connection: ServedConnection, metadata: Pairs) -> None:
-        self._connection = connection
-        self._metadata = metadata
-        self._callbacks: list[Callable[[Any], None]] = []
-
-    def invocation_metadata(self) -> Pairs:
-        return self._metadata
-
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
-        self._callbacks.append(callback)
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        return self._connection.auth_context()
-
-    def peer(self) -> str:
-        return self._connection.peer()
-
-    def end(self) -> None:
-        """Call the callbacks, because the answer was taken or nobody waits for it."""
-        for callback in self._callbacks:
-            callback(self)
 
 
 class FramesPort:
