@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _SERVER = "tests/unit/wire/frames/test_frames_server.py::test_"
+_ABUSE = "tests/unit/wire/frames/test_frames_abuse.py::test_"
 _CLIENT = "tests/unit/wire/frames/test_frames_client.py::test_"
 _FORMAT = "tests/unit/wire/frames/test_frames_format.py::test_"
 _TLS = "tests/unit/security/test_frames_tls.py::test_"
@@ -46,10 +47,19 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a write does not wait for the peer",
         "bookie/wire/frames/connection.py",
-        "        if not self._is_writable:\n            await self._until_writable()\n",
+        "        if not self._is_writable:\n            await self.until_writable()\n",
         "",
         (f"{_SERVER}answers_that_nobody_takes_wait_where_they_are_charged",),
         "A client that reads nothing would fill the memory with its answers.",
+    ),
+    Mutant(
+        "an answer does not wait for earlier ones",
+        "bookie/wire/frames/server.py",
+        "        if not (self._is_writable or self._has_room_for(data)):\n"
+        "            await self.until_writable()\n",
+        "",
+        (f"{_ABUSE}answers_to_cancelled_calls_do_not_gather",),
+        "A client that reads nothing and cancels its calls would fill the memory.",
     ),
     Mutant(
         "a frame may have any size",

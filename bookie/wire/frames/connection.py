@@ -1,9 +1,13 @@
 """One TCP connection of the carrier by frames: messages in both directions, with flow control.
 
 TCP itself is the flow control. While the owner does not take messages, the connection reads nothing
-more from its socket, so the peer's writes wait. While the peer does not read, `write` waits. So one
-connection holds at most `INBOX_BYTES_MAX`, one piece from the socket, an incomplete frame, and one
-message to send beyond `OUTBOX_BYTES_MAX`.
+more from its socket, so the peer's writes wait. So one connection holds at most `INBOX_BYTES_MAX`,
+one piece from the socket, and an incomplete frame.
+
+While the peer does not read, `write` waits after it has passed its message on. So with one writer,
+a connection holds at most one message beyond `OUTBOX_BYTES_MAX`. If several writers share it, or
+its writers are cancelled, each of them waits in `until_writable` before it writes. TLS holds as
+much once more, because it has a buffer of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._inbox_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         """The future on which `read` waits for a message or the end."""
-        self._writers: list[asyncio.Future[None]] = []
+        self._writers: dict[asyncio.Future[None], None] = {}
         """The futures on which writes wait until the peer has taken enough."""
         self._is_writable = True
         self._is_reading = True
@@ -143,7 +147,23 @@ class FramedConnection(asyncio.BufferedProtocol):
             raise BrokenCallError("the connection is closed")
         self._send(message)
         if not self._is_writable:
-            await self._until_writable()
+            await self.until_writable()
+
+    async def until_writable(self) -> None:
+        """Wait while more than `OUTBOX_BYTES_MAX` wait to be sent.
+
+        Raises:
+            BrokenCallError: the connection has broken.
+        """
+        while not self._is_writable:
+            if self._is_broken:
+                raise BrokenCallError("the connection is closed")
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._writers[waiting] = None
+            try:
+                await waiting
+            finally:
+                self._writers.pop(waiting, None)  # it is there if the wait was cancelled
 
     def abort(self) -> None:
         """Close the connection at once; bytes that the kernel has are still sent."""
@@ -165,14 +185,6 @@ class FramedConnection(asyncio.BufferedProtocol):
         else:
             self._transport.write(pack_size(size) + message)
 
-    async def _until_writable(self) -> None:
-        while not self._is_writable:
-            if self._is_broken:
-                raise BrokenCallError("the connection is closed")
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._writers.append(waiting)
-            await waiting
-
     def _pause(self) -> None:
         if self._is_reading and self._transport is not None and not self._is_broken:
             self._is_reading = False
@@ -188,7 +200,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self._writers and (self._is_writable or self._is_broken):
-            writers, self._writers = self._writers, []
+            writers, self._writers = self._writers, {}
             for one in writers:
                 if not one.done():
                     one.set_result(None)

@@ -29,7 +29,7 @@ from bookie.security.identity import identity_of_certificate
 from bookie.telemetry import event_log
 from bookie.wire.call_metadata import Pairs
 from bookie.wire.carrier import CallCode
-from bookie.wire.frames.connection import FramedConnection, prepare_socket
+from bookie.wire.frames.connection import OUTBOX_BYTES_MAX, FramedConnection, prepare_socket
 from bookie.wire.frames.format import (
     CALLS,
     HELLO_BYTES_MAX,
@@ -49,6 +49,9 @@ BACKLOG: Final = 512
 
 PAUSE_SECONDS: Final = 0.1
 """The pause after a failed accept, such as without a free descriptor."""
+
+SMALL_ANSWER_BYTES: Final = 64 * 1024
+"""The largest answer that overtakes others which the client does not take."""
 
 LOG_SECONDS: Final = 60.0
 """The shortest time between two log lines about malformed connections."""
@@ -200,10 +203,23 @@ class ServedConnection(FramedConnection):
         return self._has_ended and not self._inbox
 
     async def answer(self, data: bytes) -> None:
-        """Send an answer on a connection for calls; raises like `FramedConnection.write`."""
+        """Send an answer on a connection for calls; raises like `FramedConnection.write`.
+
+        The client may cancel a call, which then gives back what it was charged for its answer. So
+        an answer waits here, not in the transport, until the client takes others. A small answer,
+        such as that of a fence, overtakes the answers that wait; it waits behind one large answer.
+        """
+        if not (self._is_writable or self._has_room_for(data)):
+            await self.until_writable()
         if self._is_finishing:
             raise BrokenCallError("the conversation has ended")
         await super().write(data)
+
+    def _has_room_for(self, answer: bytes) -> bool:
+        """Tell if an answer is so small that the transport may hold it behind a large one."""
+        assert self._transport is not None
+        most = OUTBOX_BYTES_MAX + self._port.settings.message_bytes_max
+        return len(answer) <= SMALL_ANSWER_BYTES and self._transport.get_write_buffer_size() < most
 
     # --- end -----------------------------------------------------------------------------
 
