@@ -29,12 +29,10 @@ def units(data: bytes) -> list[tuple[int, bytes]]:
     for start in range(0, len(data), piece):
         part = data[start : start + piece]
         buffer.space()[: len(part)] = part
-        some = buffer.received(len(part))
-        while some:
-            found += some
-            is_hello = some[0][0] is frames.UnitKind.HELLO
-            buffer.frame_bytes_max = FRAME_BYTES_MAX
-            some = buffer.received(0) if is_hello else []
+        found += buffer.received(len(part))
+        buffer.frame_bytes_max = FRAME_BYTES_MAX
+        while buffer.has_more:
+            found += buffer.received(0)
     return found
 
 

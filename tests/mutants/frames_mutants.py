@@ -70,6 +70,23 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "Whoever announces 2 GiB and sends them gets them.",
     ),
     Mutant(
+        "all units of a piece are handled in one turn",
+        "bookie/wire/frames/format.py",
+        "            if len(units) == UNITS_MAX:\n",
+        "            if not UNITS_MAX:\n",
+        (f"{_ABUSE}a_connection_handles_few_units_in_one_turn",),
+        "A client of tiny frames would hold up all others, and their leases.",
+    ),
+    Mutant(
+        "bytes behind an end are thrown away",
+        "bookie/wire/frames/connection.py",
+        "        if self._has_ended and nbytes:\n"
+        '            raise BadRequestError("bytes follow the end")\n',
+        "        if self._has_ended and nbytes:\n            return\n",
+        (f"{_ABUSE}bytes_behind_an_end_end_the_connection",),
+        "A client could keep the event loop busy for ever.",
+    ),
+    Mutant(
         "an announced size takes memory",
         "bookie/wire/frames/format.py",
         "min(_GROWTH * left, max(needed, SCRATCH_BYTES))",

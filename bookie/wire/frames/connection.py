@@ -2,7 +2,8 @@
 
 TCP itself is the flow control. While the owner does not take messages, the connection reads nothing
 more from its socket, so the peer's writes wait. So one connection holds at most `INBOX_BYTES_MAX`,
-one piece from the socket, and an incomplete frame.
+one piece from the socket, and an incomplete frame. In one turn of the event loop, a connection
+handles at most `UNITS_MAX` units, and reads nothing more until the others have had their turns.
 
 While the peer does not read, `write` waits after it has passed its message on. So with one writer,
 a connection holds at most one message beyond `OUTBOX_BYTES_MAX`. If several writers share it, or
@@ -83,6 +84,10 @@ class FramedConnection(asyncio.BufferedProtocol):
         """The futures on which writes wait until the peer has taken enough."""
         self._is_writable = True
         self._is_reading = True
+        self._is_full = False
+        """True if enough messages wait in the inbox."""
+        self._is_due = False
+        """True if `_go_on` is going to be called."""
         self._has_ended = False
         """True if the peer sends no more messages."""
         self._is_broken = False
@@ -173,7 +178,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _took(self, message: bytes) -> None:
         self._inbox_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
-        if not self._is_reading and self._inbox_bytes <= INBOX_BYTES_MAX // 2:
+        if self._is_full and self._inbox_bytes <= INBOX_BYTES_MAX // 2:
             self._resume()
 
     def _send(self, message: bytes) -> None:
@@ -186,12 +191,25 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._transport.write(pack_size(size) + message)
 
     def _pause(self) -> None:
-        if self._is_reading and self._transport is not None and not self._is_broken:
-            self._is_reading = False
-            self._transport.pause_reading()
+        self._is_full = True
+        self._steer()
 
     def _resume(self) -> None:
-        if not self._is_reading and self._transport is not None and not self._is_broken:
+        self._is_full = False
+        self._steer()
+
+    def _steer(self) -> None:
+        """Read from the socket while the inbox has room, and no received unit waits for it."""
+        if self._transport is None or self._is_broken:
+            return
+        has_more = self._units.has_more
+        if has_more and not (self._is_full or self._is_due):
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+        if self._is_reading and (self._is_full or has_more):
+            self._is_reading = False
+            self._transport.pause_reading()
+        elif not (self._is_reading or self._is_full or has_more):
             self._is_reading = True
             self._transport.resume_reading()
 
@@ -224,19 +242,33 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._is_discarding or self._is_broken:
             return
         try:
-            units = self._units.received(nbytes)
-            while units:
-                is_hello = units[0][0] is UnitKind.HELLO
-                for kind, body in units:
-                    self._take(kind, body)
-                # The frames behind a hello, of which only its receiver knows the largest size.
-                units = self._units.received(0) if is_hello and not self._is_broken else []
+            self._take_units(nbytes)
         except BadRequestError as error:
             self._malformed(error)
+        self._steer()
+
+    def _go_on(self) -> None:
+        """Handle the units that waited for another turn of the event loop."""
+        self._is_due = False
+        if self._units.has_more and not self._is_full:
+            self.buffer_updated(0)
+
+    def _take_units(self, nbytes: int) -> None:
+        if self._has_ended and nbytes:
+            raise BadRequestError("bytes follow the end")
+        units = self._units.received(nbytes)
+        for kind, body in units:
+            self._take(kind, body)
+        if units and units[0][0] is UnitKind.HELLO and self._units.has_more:
+            self._take_units(0)  # only the receiver of a hello knows the largest size of a frame
+        elif self._has_ended and self._units.held_bytes:
+            raise BadRequestError("bytes follow the end")
 
     def _take(self, kind: UnitKind, body: bytes) -> None:
-        if self._is_broken or self._has_ended or self._is_discarding:
-            return  # nothing counts behind the end
+        if self._is_broken or self._is_discarding:
+            return
+        if self._has_ended:
+            raise BadRequestError("bytes follow the end")
         if kind is UnitKind.MESSAGE:
             self._arrived(body)
         elif kind is UnitKind.END:
@@ -245,6 +277,9 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._greet(body)
 
     def eof_received(self) -> bool:
+        while self._units.has_more and not (self._is_broken or self._is_discarding):
+            # TLS alone can end before they had their turn, and then waits for nothing.
+            self.buffer_updated(0)
         if self._units.held_bytes and not (self._has_ended or self._is_discarding):
             self._malformed(BadRequestError("the connection ended within a message"))
         elif not self._has_ended:

@@ -58,9 +58,13 @@ HEAD_BYTES: Final = 4
 SCRATCH_BYTES: Final = 256 * 1024
 """The most bytes that are taken from a socket at a time."""
 
+UNITS_MAX: Final = 128
+"""The most units that are split off at a time, because 256 KiB may hold 65 536 of them."""
+
 _PARTIAL_BYTES_MIN: Final = 512
-_GROWTH: Final = 4
-"""A buffer for an incomplete message is this many times as large as the bytes that have arrived."""
+_GROWTH: Final = 2
+"""A buffer for bytes that wait is at most this many times as large as they are. So their memory is
+at most twice what `bookie.daemon.unfinished` counts."""
 
 _HELLO: Final = struct.Struct(">4sHH")
 _SIZE: Final = struct.Struct(">I")
@@ -237,7 +241,7 @@ class UnitBuffer:
     """
 
     __slots__ = ("_end", "_is_greeted", "_scratch", "_start", "_view", "frame_bytes_max",
-                 "hello_bytes_max")  # fmt: skip
+                 "has_more", "hello_bytes_max")  # fmt: skip
 
     def __init__(self, scratch: memoryview, hello_bytes_max: int = HELLO_BYTES_MAX) -> None:
         self._scratch = self._view = scratch
@@ -246,21 +250,28 @@ class UnitBuffer:
         self.hello_bytes_max = hello_bytes_max
         self.frame_bytes_max = 0
         """The largest permitted body of a frame; the owner sets it when a hello has come."""
+        self.has_more = False
+        """True if `received` must be called again, with a count of 0, before more bytes come."""
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the unit that is still incomplete."""
+        """The bytes that no returned unit contains."""
         return self._end - self._start
+
+    def drop(self) -> None:
+        """Forget the bytes that no returned unit contains, and the memory that they take."""
+        self._view, self._start, self._end = self._scratch, 0, 0
+        self.has_more = False
 
     def space(self) -> memoryview:
         """Return the buffer for the next bytes; it is never empty."""
         return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> list[tuple[UnitKind, bytes]]:
-        """Return the units that the next `count` bytes complete.
+        """Return the units that the next `count` bytes complete, at most `UNITS_MAX`.
 
-        A hello is returned alone, because its receiver must set `frame_bytes_max` before it calls
-        `received` again, with a count of 0, for the frames behind the hello.
+        A hello is returned alone, because its receiver must set `frame_bytes_max` before the frames
+        behind it are split. The units before an error are returned first, and the next call raises.
 
         Raises:
             BadRequestError: the connection does not begin with a hello of this version.
@@ -268,16 +279,17 @@ class UnitBuffer:
         """
         view, start, end = self._view, self._start, self._end + count
         units: list[tuple[UnitKind, bytes]] = []
-        while True:
-            if not self._is_greeted:
-                needed = self._hello_size(view[start:end])
-                if end - start < needed:
-                    break
-                self._is_greeted = True
+        self.has_more = False
+        if not self._is_greeted:
+            needed = self._hello_size(view[start:end])
+            if end - start >= needed:
                 units.append((UnitKind.HELLO, bytes(view[start + _HELLO.size : start + needed])))
                 start += needed
+                self._is_greeted = self.has_more = True
                 needed = HEAD_BYTES
-                break
+            self._keep(view, start, end, needed)
+            return units
+        while True:
             needed = HEAD_BYTES
             if end - start < needed:
                 break
@@ -286,9 +298,15 @@ class UnitBuffer:
             if is_end:
                 size -= END_BIT
             if size > (HELLO_BYTES_MAX + 1 if is_end else self.frame_bytes_max):
-                raise OversizeError(f"a frame of {size} bytes is too large")
+                if not units:
+                    raise OversizeError(f"a frame of {size} bytes is too large")
+                self.has_more = True
+                break
             needed += size
             if end - start < needed:
+                break
+            if len(units) == UNITS_MAX:
+                self.has_more = True
                 break
             body = bytes(view[start + HEAD_BYTES : start + needed])
             units.append((UnitKind.END if is_end else UnitKind.MESSAGE, body))
@@ -314,7 +332,11 @@ class UnitBuffer:
         left = end - start
         if not left:
             self._view, self._start, self._end = self._scratch, 0, 0
-        elif view is not self._scratch and len(view) - start >= needed:
+        elif (
+            view is not self._scratch
+            and len(view) - start >= needed
+            and len(view) <= max(_PARTIAL_BYTES_MIN, _GROWTH * left)
+        ):
             self._start, self._end = start, end
         else:
             size = max(_PARTIAL_BYTES_MIN, min(_GROWTH * left, max(needed, SCRATCH_BYTES)))

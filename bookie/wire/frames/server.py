@@ -79,6 +79,8 @@ class ServedConnection(FramedConnection):
         """The task of a stream or listing."""
         self._calls: ServedCalls | None = None
         self._is_accepted = self._is_finishing = False
+        self._failure = (CallCode.OK, "")
+        """What the end says if the conversation itself does not fail."""
         self._timer: asyncio.TimerHandle | None = None
         """Ends a connection without a hello, and one that does not close after its end."""
 
@@ -241,6 +243,8 @@ class ServedConnection(FramedConnection):
         """Send the end, and close as soon as the client has taken it."""
         if self._is_broken or self._is_finishing:
             return
+        if code is CallCode.OK:
+            code, details = self._failure
         if not self._is_accepted:
             self.refuse(code, details)
             return
@@ -262,6 +266,7 @@ class ServedConnection(FramedConnection):
         answers. So what the client still sends is read, and thrown away.
         """
         self._is_finishing = self._is_discarding = True
+        self._units.drop()
         self._inbox.clear()
         self._resume()
         if self._transport is not None and self._transport.can_write_eof():
@@ -278,8 +283,10 @@ class ServedConnection(FramedConnection):
         self._wait_for_close(-1)
 
     def _give_up(self) -> None:
-        """Close without an end, unless the end was sent before."""
-        if not self._is_finishing:
+        """Close without an end, unless the end was sent before or has a reason."""
+        if self._failure[0] is not CallCode.OK:
+            self.finish(CallCode.OK)
+        elif not self._is_finishing:
             self.abort()
 
     def _wait_for_close(self, unsent: int) -> None:
@@ -298,6 +305,9 @@ class ServedConnection(FramedConnection):
             self._has_ended = True
             self._close_flushed()
             return False
+        if self._units.has_more:
+            self.abort()  # by TLS, the client is gone; so nobody waits for an answer
+            return False
         return super().eof_received()
 
     def _malformed(self, error: BadRequestError) -> None:
@@ -305,11 +315,14 @@ class ServedConnection(FramedConnection):
         if not isinstance(error, OversizeError):
             self.abort()
             return
-        self.finish(CallCode.RESOURCE_EXHAUSTED, str(error))
-        if self._task is not None:
-            self._task.cancel()
-        if self._calls is not None:
-            self._calls.cancel()
+        self._failure = CallCode.RESOURCE_EXHAUSTED, str(error)
+        if self._task is None and self._calls is None:
+            self.finish(CallCode.OK)
+            return
+        # The frames before it are answered, as before an end.
+        self._is_discarding = True
+        self._units.drop()
+        self._end_arrived(b"")
 
     def _lost(self, error: Exception | None) -> None:
         del error

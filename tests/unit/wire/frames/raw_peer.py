@@ -59,8 +59,8 @@ class RawPeer:
                     return None
                 space[: len(data)] = data
                 self.units = self._buffer.received(len(data))
-                if self.units and self.units[0][0] is UnitKind.HELLO:
-                    self._buffer.frame_bytes_max = 1 << 24
+                self._buffer.frame_bytes_max = 1 << 24
+                while self._buffer.has_more:
                     self.units += self._buffer.received(0)
         return self.units.pop(0)
 

@@ -13,6 +13,7 @@ from bookie.wire.frames.format import (
     HELLO_BYTES_MAX,
     MAGIC,
     SCRATCH_BYTES,
+    UNITS_MAX,
     BookieHello,
     CallRequest,
     ClientHello,
@@ -60,10 +61,10 @@ class Peer:
             self.take(count)
 
     def take(self, count: int) -> None:
-        units = self.buffer.received(count)
-        self.units += units
-        if units and units[0][0] is UnitKind.HELLO:
+        self.units += self.buffer.received(count)
+        if not self.buffer.frame_bytes_max and self.units:
             self.buffer.frame_bytes_max = FRAME_BYTES_MAX
+        while self.buffer.has_more:
             self.units += self.buffer.received(0)
 
 
@@ -138,6 +139,45 @@ def test_an_announced_size_takes_no_memory() -> None:
     assert few < 10_000
     assert many < 1_500_000
     assert peer.buffer.held_bytes == 100_104
+
+
+@pytest.mark.parametrize("whole", [[0], [200_000], [0] * 60_000, [1] * 300 + [200_000]])
+@pytest.mark.parametrize("rest_bytes", [1, 3, 100, 10_000, 150_000])
+def test_what_waits_takes_at_most_twice_its_bytes(whole: list[int], rest_bytes: int) -> None:
+    """Also behind large frames and behind very many; and its space is never empty."""
+    peer = Peer()
+    peer.receive(HELLO)
+    rest = frame(bytes(FRAME_BYTES_MAX))[:rest_bytes]
+    peer.receive(b"".join(frame(bytes(size)) for size in whole) + rest)
+    assert len(peer.units) == 1 + len(whole)
+    assert peer.buffer.held_bytes == rest_bytes
+    assert len(peer.buffer._view) <= max(512, 2 * rest_bytes)
+    assert len(peer.buffer.space())
+
+
+def test_units_are_split_off_a_few_at_a_time() -> None:
+    """The rest waits, and the memory that it takes shrinks with it."""
+    buffer = Peer().buffer
+    count, end = 3 * UNITS_MAX, len(HELLO)
+    buffer.space()[:end] = HELLO
+    buffer.received(end)
+    buffer.frame_bytes_max = FRAME_BYTES_MAX
+    data = frame(bytes(200)) * count
+    buffer.space()[: len(data)] = data
+    found = [len(buffer.received(len(data)))]
+    while buffer.has_more:
+        assert len(buffer._view) <= 2 * buffer.held_bytes
+        found.append(len(buffer.received(0)))
+    assert found == [UNITS_MAX] * 3
+    assert buffer.held_bytes == 0
+
+
+def test_frames_before_one_that_is_too_large_count() -> None:
+    """The error comes behind them."""
+    peer = Peer()
+    with pytest.raises(OversizeError):
+        peer.receive(HELLO + frame(b"1") + frame(b"2") + pack_size(FRAME_BYTES_MAX + 1))
+    assert [body for _, body in peer.units[1:]] == [b"1", b"2"]
 
 
 def test_what_is_encoded_is_parsed() -> None:

@@ -127,6 +127,7 @@ async def test_who_closes_its_side_gets_the_answers_that_are_owed() -> None:
         pytest.param(hello(CALLS) + b"\x7f\xff\xff\xff", False, id="a huge frame"),
         pytest.param(hello("AddStream") + b"\x7f\xff\xff\xff", False, id="a huge message"),
         pytest.param(hello("AddStream") + b"\xff\xff\xff\xff", False, id="a huge end"),
+        pytest.param(hello(CALLS) + call(1, "Read", b"")[:4], True, id="a head"),
         pytest.param(b"", True, id="nothing"),
     ],
 )
@@ -154,6 +155,38 @@ async def test_a_message_that_is_too_large_ends_its_stream_with_a_reason() -> No
         assert await peer.is_closed()
         assert code is CallCode.RESOURCE_EXHAUSTED
         assert "too large" in reason
+
+
+async def test_adds_before_a_message_that_is_too_large_are_answered() -> None:
+    """As before an end; those behind it are not looked at."""
+    settings = RpcSettings(message_bytes_max=64 * 1024, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("AddStream") + add(1) + add(2) + pack_size(64 * 1024 + 1) + add(3))
+        await peer.hello()
+        assert await answered(peer, 2) == [(1, Status.OK), (2, Status.OK)]
+        assert (await peer.end())[0] is CallCode.RESOURCE_EXHAUSTED
+        assert await peer.is_closed()
+        assert len(bookie.node.added) == 2
+
+
+async def test_calls_before_a_message_that_is_too_large_are_answered() -> None:
+    """All calls of a client share the connection."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        peer.send(hello(CALLS) + call(1, "Read", b"\x08\x03") + b"\x7f\xff\xff\xff")
+        await peer.hello()
+        await until(lambda: len(bookie.node.calls) == 1)
+        bookie.node.reading.set()
+        assert parse_answer(await peer.message())[0] == 1
+        assert (await peer.end())[0] is CallCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_listing_whose_request_is_too_large_is_refused_with_a_reason() -> None:
+    """The client learns that its message is the fault."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.send(hello("ListLedgers") + b"\x7f\xff\xff\xff")
+        assert (await peer.hello()).code is CallCode.RESOURCE_EXHAUSTED
+        assert await peer.is_closed()
 
 
 async def test_metadata_that_is_too_large_is_refused_with_a_reason() -> None:
