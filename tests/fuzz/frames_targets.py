@@ -73,6 +73,13 @@ TARGETS = (
         frames.encode_cancelled(7),
     ),
     row(
+        "request_id",
+        frames.parse_request_id,
+        None,
+        frames.encode_request(frames.CallRequest(7, "Fence", PAIRS, b"message")),
+        frames.encode_cancelled(7),
+    ),
+    row(
         "answer",
         frames.parse_answer,
         lambda one: frames.encode_answer(*one),

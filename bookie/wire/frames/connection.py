@@ -104,9 +104,7 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _arrived(self, message: bytes) -> None:
         """Handle a message; here, queue it for `read`."""
         self._inbox.append(message)
-        self._inbox_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
-        if self._inbox_bytes > INBOX_BYTES_MAX:
-            self._pause()
+        self._hold(message)
         self._wake()
 
     def _end_arrived(self, body: bytes | None) -> None:
@@ -176,6 +174,12 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _hold(self, message: bytes) -> None:
+        """Count a message that waits until it is taken."""
+        self._inbox_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
+        if self._inbox_bytes > INBOX_BYTES_MAX:
+            self._pause()
+
     def _took(self, message: bytes) -> None:
         self._inbox_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
         if self._is_full and self._inbox_bytes <= INBOX_BYTES_MAX // 2:
@@ -231,6 +235,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_broken = True
+        self._units.drop()
         self._wake()
         self._lost(error)
 

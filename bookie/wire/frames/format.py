@@ -211,6 +211,17 @@ def parse_request(body: bytes, head_bytes_max: int = HELLO_BYTES_MAX) -> CallReq
     return CallRequest(request_id, rpc, metadata, body[start:])
 
 
+def parse_request_id(body: bytes) -> tuple[int, bool]:
+    """Return the id in a client's frame on `CALLS`, and whether the frame cancels its call.
+
+    Raises:
+        BadRequestError: the body is malformed; other malformed bodies are found later.
+    """
+    if len(body) < _SIZE.size:
+        raise BadRequestError("the call is cut off")
+    return _unpack_size(body)[0], len(body) == _SIZE.size
+
+
 def encode_answer(request_id: int, code: CallCode, content: bytes) -> bytes:
     """Encode the answer to a call: its message, or the details of its failure."""
     return _ANSWER.pack(request_id, code) + content

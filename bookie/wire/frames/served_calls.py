@@ -10,7 +10,12 @@ from bookie.errors import BadRequestError
 from bookie.telemetry import event_log
 from bookie.wire.call_metadata import Pairs
 from bookie.wire.carrier import CallCode
-from bookie.wire.frames.format import CallRequest, encode_answer, parse_request
+from bookie.wire.frames.format import (
+    CallRequest,
+    encode_answer,
+    parse_request,
+    parse_request_id,
+)
 from bookie.wire.interfaces import BrokenCallError
 from bookie.wire.server.service import Handlers
 
@@ -27,45 +32,82 @@ _log = event_log(__name__)
 class ServedCalls:
     """The calls of one connection, each in a task of its own.
 
-    While as many calls run as one connection may have, or the client takes no answers, further
-    requests wait unread.
+    While as many calls run as one connection may have, further requests wait. The connection counts
+    them, and reads nothing while too many bytes wait. A cancel does not wait.
     """
 
     def __init__(self, connection: ServedConnection, port: FramesPort, handlers: Handlers) -> None:
         self._connection = connection
         self._port = port
         self._handlers = handlers.calls
+        self._waiting: dict[int, bytes] = {}
+        """Requests that are not begun, by their ids."""
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_draining = False
+        self._is_over = False
+        """True if the connection has ended, so that nothing is begun any more."""
         self._loop = asyncio.get_running_loop()
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
-    def pump(self) -> None:
-        """Start the calls that have come, as far as there is room."""
-        while len(self._running) < self._port.settings.concurrent_streams_max:
-            data = self._connection.take_request()
-            if data is None:
-                break
-            try:
-                request = parse_request(data, self._port.settings.metadata_bytes_max)
-            except BadRequestError as error:
-                self._port.note_malformed(self._connection.peer(), error)
-                self._connection.abort()
-                return
-            if isinstance(request, CallRequest):
-                self._start(request)
-            elif (task := self._running.get(request)) is not None:
-                task.cancel()
-        self._rest()
+    def arrived(self, data: bytes) -> None:
+        """Take a frame of the client: a request, or the cancel of an earlier one.
 
-    def _start(self, request: CallRequest) -> None:
-        if request.request_id in self._running:
-            self._connection.abort()  # its answers could not be told apart
+        Raises:
+            BadRequestError: the frame is too short, or its id is that of another call.
+        """
+        request_id, is_cancel = parse_request_id(data)
+        if is_cancel:
+            self._cancelled(request_id)
             return
+        if request_id in self._waiting or request_id in self._running:
+            raise BadRequestError("the id of a call is in use")  # the answers would look alike
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+        self._waiting[request_id] = data
+        self._connection.hold(data)
+        self.pump()
+
+    def _cancelled(self, request_id: int) -> None:
+        """Give up a call that waits or runs; other ids belong to calls that were answered."""
+        data = self._waiting.pop(request_id, None)
+        if data is not None:
+            self._connection.took(data)
+            self._rest()
+        elif (task := self._running.get(request_id)) is not None:
+            _cancel(task)
+
+    def pump(self) -> None:
+        """Begin the requests that wait, as far as there is room; during a stop, refuse them."""
+        most = self._port.settings.concurrent_streams_max
+        while self._waiting and not self._is_over:
+            if self._is_draining:
+                request_id, _ = self._next()
+                code, reason = CallCode.UNAVAILABLE, b"the bookie is stopping"
+                self._connection.try_answer(encode_answer(request_id, code, reason))
+            elif len(self._running) < most:
+                self._start(self._next()[1])
+            else:
+                break
+        self._rest()
+
+    def _next(self) -> tuple[int, bytes]:
+        """Return the id and the bytes of the next request, which waits no longer."""
+        request_id = next(iter(self._waiting))
+        data = self._waiting.pop(request_id)
+        self._connection.took(data)
+        return request_id, data
+
+    def _start(self, data: bytes) -> None:
+        try:
+            request = parse_request(data, self._port.settings.metadata_bytes_max)
+        except BadRequestError as error:
+            self._port.note_malformed(self._connection.peer(), error)
+            self._connection.abort()
+            self.cancel()
+            return
+        assert isinstance(request, CallRequest)
         task = self._port.spawn(self._serve(request), f"{request.rpc} by frames")
         self._running[request.request_id] = task
         task.add_done_callback(lambda _: self._over(request.request_id))
@@ -73,18 +115,20 @@ class ServedCalls:
     async def _serve(self, request: CallRequest) -> None:
         call = UnaryCall(self._connection, request.metadata)
         try:
-            await self._connection.answer(await self._answer(request, call))
+            try:
+                await self._connection.answer(await self._answer(request, call))
+            finally:
+                call.end()
         except BrokenCallError:
             pass  # the client is gone
-        finally:
-            call.end()
+        except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose task this is)
+            _log.error("call_failed", error, peer=call.peer(), rpc=request.rpc)
+            self._connection.abort()
 
     async def _answer(self, request: CallRequest, call: UnaryCall) -> bytes:
         handler, most = self._handlers.get(request.rpc), self._port.settings.message_bytes_max
         code = CallCode.OK
-        if self._is_draining:
-            code, data = CallCode.UNAVAILABLE, b"the bookie is stopping"
-        elif handler is None:
+        if handler is None:
             code, data = CallCode.UNIMPLEMENTED, b"there is no such call"
         elif len(request.message) > most:
             code, data = CallCode.RESOURCE_EXHAUSTED, b"the request is too large"
@@ -101,14 +145,16 @@ class ServedCalls:
     def drain(self) -> None:
         """Refuse further calls; the connection ends after the answers to earlier ones."""
         self._is_draining = True
-        self._rest()
+        self.pump()
 
     def cancel(self) -> None:
         """Cancel all calls, because the connection has ended."""
+        self._is_over = True
+        self._waiting.clear()
         if self._idle is not None:
             self._idle.cancel()
         for task in self._running.values():
-            task.cancel()
+            _cancel(task)
 
     def _over(self, request_id: int) -> None:
         del self._running[request_id]
@@ -116,13 +162,18 @@ class ServedCalls:
 
     def _rest(self) -> None:
         """Without calls: end a connection that drains or whose client has ended, soon or later."""
-        if self._running:
+        if self._is_over or self._running or self._waiting:
             return
         if self._is_draining or self._connection.has_ended:
             self._connection.finish(CallCode.OK)
         elif self._idle is None:
             seconds = IDLE_TIMES * self._port.settings.connection_idle_seconds_max
             self._idle = self._loop.call_later(seconds, self._connection.finish, CallCode.OK)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # a second cancel would interrupt what follows the first one
+        task.cancel()
 
 
 class UnaryCall:

@@ -165,6 +165,13 @@ class ServedConnection(FramedConnection):
     async def _serve(self, conversation: Callable[[], Awaitable[None]]) -> None:
         """Serve a stream or listing, and send its end; a cancelled one ends without an end."""
         try:
+            await self._converse(conversation)
+        except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose task this is)
+            _log.error("conversation_failed", error, peer=self._peer)
+            self.abort()
+
+    async def _converse(self, conversation: Callable[[], Awaitable[None]]) -> None:
+        try:
             await conversation()
         except (BrokenCallError, TimeoutError):
             self._give_up()
@@ -178,9 +185,10 @@ class ServedConnection(FramedConnection):
             self.finish(CallCode.OK)
 
     def _arrived(self, message: bytes) -> None:
-        super()._arrived(message)
-        if self._calls is not None:
-            self._calls.pump()
+        if self._calls is None:
+            super()._arrived(message)
+        else:
+            self._calls.arrived(message)
 
     def _end_arrived(self, body: bytes | None) -> None:
         super()._end_arrived(body)
@@ -191,18 +199,25 @@ class ServedConnection(FramedConnection):
         elif self._task is None:
             self.abort()
 
-    def take_request(self) -> bytes | None:
-        """Return the next request of a connection for calls, if one has come."""
-        if not self._inbox:
-            return None
-        message = self._inbox.popleft()
-        self._took(message)
-        return message
+    # --- for calls -----------------------------------------------------------------------
+
+    def hold(self, request: bytes) -> None:
+        """Count a request that waits; while too many bytes wait, nothing is read."""
+        self._hold(request)
+
+    def took(self, request: bytes) -> None:
+        """Count a request no longer, because it is begun or given up."""
+        self._took(request)
 
     @property
     def has_ended(self) -> bool:
-        """True if the client sends no more requests, and all were taken."""
-        return self._has_ended and not self._inbox
+        """True if the client sends no more requests."""
+        return self._has_ended
+
+    def try_answer(self, data: bytes) -> None:
+        """Send a refusal unless the client takes no answers; the end then refuses its call."""
+        if self._is_writable and not (self._is_broken or self._is_finishing):
+            self._send(data)
 
     async def answer(self, data: bytes) -> None:
         """Send an answer on a connection for calls; raises like `FramedConnection.write`.
@@ -332,9 +347,9 @@ class ServedConnection(FramedConnection):
             self._task.cancel()
         if self._calls is not None:
             self._calls.cancel()
+        self._port.forget(self)
         for callback in self._callbacks:
             callback(self)
-        self._port.forget(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -474,23 +489,30 @@ class FramesPort:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            accepted: socket.socket | None = None
             try:
                 accepted, _ = await loop.sock_accept(listening)
+                self._accepted(accepted)
             except ConnectionAbortedError:
                 continue
-            except OSError:
+            except Exception as error:  # noqa: BLE001  (it would stop the bookie)
+                if accepted is not None:
+                    accepted.close()
+                if not isinstance(error, OSError):
+                    _log.error("frames_accept_failed", error)
                 await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            if len(self._connections) + len(self._coming) >= self._connections_max:
-                accepted.close()
-            else:
-                connection = ServedConnection(self)
-                self._coming.add(connection)
-                work = self._begin(accepted, connection)
-                task = self._tasks.create_task(work, name="handshake of frames")
-                self._beginning[task] = accepted
-                task.add_done_callback(self._beginning.pop)
             await asyncio.sleep(0)  # sock_accept does not yield while connections wait
+
+    def _accepted(self, accepted: socket.socket) -> None:
+        if len(self._connections) + len(self._coming) >= self._connections_max:
+            accepted.close()
+            return
+        connection = ServedConnection(self)
+        self._coming.add(connection)
+        work = self._begin(accepted, connection)
+        task = self._tasks.create_task(work, name="handshake of frames")
+        self._beginning[task] = accepted
+        task.add_done_callback(self._beginning.pop)
 
     async def _begin(self, accepted: socket.socket, connection: ServedConnection) -> None:
         """Make the protocol of an accepted connection, after the handshake of TLS."""
@@ -509,6 +531,10 @@ class FramesPort:
             )
         except OSError:
             pass  # the peer is gone, or does not speak TLS as it must
+        except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose task this is)
+            _log.error("frames_handshake_failed", error)
+            connection.abort()
+            accepted.close()
         finally:
             self._coming.discard(connection)
 

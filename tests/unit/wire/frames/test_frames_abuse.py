@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -19,8 +21,10 @@ from bookie.wire.frames.format import (
     UnitKind,
     encode_cancelled,
     encode_end,
+    pack_size,
     parse_answer,
 )
+from bookie.wire.frames.server import ServedConnection
 from tests.unit.wire.fake_node import batch_of, until
 from tests.unit.wire.frames.raw_peer import frame, hello, raw_peer
 from tests.unit.wire.frames.test_frames_server import MIB, Bookie, add, answered, call, serving
@@ -152,3 +156,177 @@ async def test_units_that_wait_for_their_turn_wait_for_room_as_well() -> None:
         bookie.node.admitting.set()
         assert len(await answered(peer, 20_000)) == 20_000
         await until(lambda: connection._is_reading)
+
+
+async def test_a_lost_connection_with_calls_leaves_nothing() -> None:
+    """No timer holds it and the beginning of its next frame for ten minutes."""
+    async with serving() as bookie:
+        bookie.node.reading.clear()
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS) + call(1, "Read", READ))
+            peer.send(pack_size(4 * MIB) + bytes(MIB))
+            await until(lambda: len(bookie.node.calls) == 1)
+            (connection,) = bookie.frames._connections
+            units = connection._units
+            await until(lambda: units.held_bytes > MIB)
+            peer.writer.transport.abort()
+        await until(lambda: not bookie.connections)
+        await turns()
+        assert len(units.space()) == SCRATCH_BYTES
+        kept = weakref.ref(connection)
+        del connection
+        gc.collect()
+        assert kept() is None
+
+
+async def test_a_fence_does_not_wait_behind_calls_that_were_given_up() -> None:
+    """A cancel counts when it comes, whether its call runs or waits."""
+    settings = RpcSettings(concurrent_streams_max=3, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        peer.send(hello(CALLS) + b"".join(call(n, "Read", READ) for n in range(9)))
+        await until(lambda: len(bookie.node.calls) == 3)
+        peer.send(b"".join(frame(encode_cancelled(n)) * 2 for n in range(9)))
+        peer.send(call(99, "Fence", READ))
+        await peer.hello()
+        assert parse_answer(await peer.message())[:2] == (99, CallCode.OK)
+        (connection,) = bookie.frames._connections
+        assert connection._inbox_bytes == 0
+        assert len(bookie.node.calls) == 4
+        assert connection._calls is not None
+        assert connection._calls._idle is not None
+
+
+@pytest.mark.parametrize("most", [1, 9])
+async def test_an_id_that_is_in_use_ends_the_connection(most: int) -> None:
+    """Two answers could not be told apart. Nothing behind it is begun."""
+    settings = RpcSettings(concurrent_streams_max=most, drain_seconds=1)
+    async with serving(settings) as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        peer.send(hello(CALLS) + call(1, "Read", READ) + call(2, "Read", READ))
+        peer.send(call(2, "Read", READ) + call(3, "Fence", READ))
+        await peer.hello()
+        assert await peer.is_closed()
+        await until(lambda: not bookie.connections)
+        assert len(bookie.node.calls) <= min(most, 2)
+
+
+async def test_a_busy_client_does_not_hold_up_a_stop() -> None:
+    """Its late calls are refused, and none of them counts as one that still runs."""
+    async with serving(RpcSettings(drain_seconds=60)) as bookie, raw_peer(bookie.port) as peer:
+        bookie.node.reading.clear()
+        peer.send(hello(CALLS) + call(0, "Read", READ))
+        await peer.hello()
+        await until(lambda: len(bookie.node.calls) == 1)
+        (connection,) = bookie.frames._connections
+        assert connection._calls is not None
+        connection._calls.drain()
+        for number in range(1, 300):
+            peer.send(call(number, "Force", READ))
+        for number in range(1, 300):
+            assert parse_answer(await peer.message())[:2] == (number, CallCode.UNAVAILABLE)
+            assert list(connection._calls._running) == [0]
+        bookie.node.reading.set()
+        peer.send(call(300, "Force", READ))
+        assert parse_answer(await peer.message())[0] in (0, 300)
+        while (unit := await peer.unit()) is not None:
+            last = unit
+        assert last[0] is UnitKind.END
+
+
+async def test_a_stop_does_not_send_refusals_to_a_client_that_takes_none() -> None:
+    """They would fill the memory; the end of the connection refuses as well."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        bookie.node.read_reply = ReadReply(Status.OK, "", batch_of([4 * MIB]), 1)
+        peer.send(hello(CALLS) + b"".join(call(number, "Read", READ) for number in range(4)))
+        await until(lambda: len(bookie.node.calls) == 4)
+        (connection,) = bookie.frames._connections
+        assert connection._calls is not None
+        await until(lambda: len(connection._writers) == 4)
+        connection._calls.drain()
+        before = unsent(bookie)
+        peer.send(b"".join(call(number, "Force", READ) for number in range(4, 500)))
+        await turns()
+        assert unsent(bookie) <= before
+        peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        await peer.hello()
+        answers = [parse_answer(await peer.message())[0] for _ in range(4)]
+        assert answers == [0, 1, 2, 3]
+
+
+async def test_a_call_that_fails_beyond_its_answer_ends_only_its_connection() -> None:
+    """Its task belongs to the group of the whole bookie."""
+    async with serving() as bookie:
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS))
+            await peer.hello()
+            (connection,) = bookie.frames._connections
+
+            async def fail(_: bytes) -> None:
+                raise ZeroDivisionError
+
+            connection.answer = fail  # type: ignore[method-assign]
+            peer.send(call(1, "Force", READ))
+            assert await peer.is_closed()
+        await until(lambda: not bookie.connections)
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS) + call(1, "Force", READ))
+            await peer.hello()
+            assert parse_answer(await peer.message())[:2] == (1, CallCode.OK)
+
+
+class FailingOnceError(Exception):
+    """What no code expects."""
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[object]:
+    """Have a method fail at its first call; the list is not empty after that."""
+    method, failed = getattr(owner, name), list[object]()
+
+    def fail(*arguments: object, **named: object) -> object:
+        if failed:
+            return method(*arguments, **named)
+        failed.append(arguments)
+        raise FailingOnceError
+
+    monkeypatch.setattr(owner, name, fail)
+    return failed
+
+
+@pytest.mark.parametrize("name", ["connect_accepted_socket", "_accepted", "finish"])
+async def test_an_unknown_error_ends_one_connection(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It does not stop the bookie, whose tasks these are."""
+    async with serving() as bookie:
+        places = {
+            "connect_accepted_socket": asyncio.get_running_loop(),
+            "_accepted": bookie.frames,
+            "finish": ServedConnection,
+        }
+        failed = failing_once(monkeypatch, places[name], name)
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello("AddStream") + encode_end(CallCode.OK))
+            while await peer.unit() is not None:
+                pass
+        assert failed
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello("AddStream") + add(1))
+            await peer.hello()
+            assert await answered(peer, 1) == [(1, Status.OK)]
+        await until(lambda: not bookie.connections)
+
+
+async def test_a_connection_that_ends_is_forgotten_whatever_else_fails() -> None:
+    """Otherwise a stop would wait for it for ever."""
+    async with serving() as bookie:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello("AddStream"))
+            await peer.hello()
+            (connection,) = bookie.frames._connections
+            connection.add_done_callback(lambda _: 1 // 0)
+        await until(lambda: bool(errors))
+        assert not bookie.connections
