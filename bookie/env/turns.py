@@ -47,12 +47,18 @@ class Turns:
 
     async def take(self, units: int, line: object) -> None:
         """Take `units` of this turn or a later turn, after all earlier work of the same line."""
-        if self.try_take(units):
-            return
+        if not self.try_take(units):
+            await self.later(units, line)
+
+    def later(self, units: int, line: object) -> asyncio.Future[None]:
+        """Return a future that is done when `units` of a later turn are taken.
+
+        Call this only after `try_take` has returned False, because only then a turn is to come.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(line, deque()).append((units, turn))
         # After a cancellation, no units must be returned: a waiting task has taken no units.
-        await turn
+        return turn
 
     def hurry(self) -> None:
         """Shorten this turn and the next turn, because a new call came and more calls may wait."""

@@ -73,8 +73,8 @@ TARGETS = (
         frames.encode_cancelled(7),
     ),
     row(
-        "request_id",
-        frames.parse_request_id,
+        "request_head",
+        frames.parse_request_head,
         None,
         frames.encode_request(frames.CallRequest(7, "Fence", PAIRS, b"message")),
         frames.encode_cancelled(7),

@@ -105,10 +105,26 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a cancelled call that waits is begun",
         "bookie/wire/frames/served_calls.py",
-        "        data = self._waiting.pop(request_id, None)\n",
-        "        data = None\n",
+        "            if (data := queue.pop(request_id, None)) is not None:\n",
+        "            if (data := queue.get(request_id * 0 - 1)) is not None:\n",
         (f"{_ABUSE}a_fence_does_not_wait_behind_calls_that_were_given_up",),
         "A recovery would wait for reads that nobody wants any more.",
+    ),
+    Mutant(
+        "calls by frames take no turns",
+        "bookie/wire/frames/served_calls.py",
+        "        if self._turns.try_take(1):\n",
+        "        if self._turns:\n",
+        (f"{_ABUSE}one_address_begins_few_calls_in_one_turn",),
+        "A client of a hundred connections would hold up all others for seconds.",
+    ),
+    Mutant(
+        "no call by frames overtakes others",
+        "bookie/wire/frames/served_calls.py",
+        "self._urgent if self._is_urgent(rpc, request) else self._others",
+        "self._others",
+        (f"{_ABUSE}what_recovery_waits_for_overtakes",),
+        "A log could not be opened while others read.",
     ),
     Mutant(
         "an unknown error of a call stops the bookie",

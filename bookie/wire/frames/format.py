@@ -211,15 +211,22 @@ def parse_request(body: bytes, head_bytes_max: int = HELLO_BYTES_MAX) -> CallReq
     return CallRequest(request_id, rpc, metadata, body[start:])
 
 
-def parse_request_id(body: bytes) -> tuple[int, bool]:
-    """Return the id in a client's frame on `CALLS`, and whether the frame cancels its call.
+def parse_request_head(body: bytes) -> tuple[int, str | None, int]:
+    """Return the id and the name of a call, and where its message begins.
+
+    The name is None if the frame cancels the call. The metadata is not looked at.
 
     Raises:
-        BadRequestError: the body is malformed; other malformed bodies are found later.
+        BadRequestError: the body is malformed; malformed metadata is found by `parse_request`.
     """
-    if len(body) < _SIZE.size:
+    if len(body) == _SIZE.size:
+        return _unpack_size(body)[0], None, len(body)
+    if len(body) < _REQUEST.size + _TEXT.size:
         raise BadRequestError("the call is cut off")
-    return _unpack_size(body)[0], len(body) == _SIZE.size
+    request_id, size = _REQUEST.unpack_from(body)
+    name = _REQUEST.size + _TEXT.size
+    end = name + _TEXT.unpack_from(body, _REQUEST.size)[0]
+    return request_id, body[name:end].decode("utf-8", "replace"), _REQUEST.size + size
 
 
 def encode_answer(request_id: int, code: CallCode, content: bytes) -> bytes:

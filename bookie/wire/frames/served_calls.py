@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from bookie.env.turns import Turns
 from bookie.errors import BadRequestError
 from bookie.telemetry import event_log
 from bookie.wire.call_metadata import Pairs
@@ -14,7 +15,7 @@ from bookie.wire.frames.format import (
     CallRequest,
     encode_answer,
     parse_request,
-    parse_request_id,
+    parse_request_head,
 )
 from bookie.wire.interfaces import BrokenCallError
 from bookie.wire.server.service import Handlers
@@ -26,6 +27,9 @@ IDLE_TIMES: Final = 2
 """A connection for calls is closed after this many times `rpc.connection_idle_seconds_max` without
 a call. Our client closes it after one time, so it never sends a call at this moment."""
 
+URGENT_BYTES_MAX: Final = 1024
+"""The request of a call that recovery waits for is smaller."""
+
 _log = event_log(__name__)
 
 
@@ -34,14 +38,19 @@ class ServedCalls:
 
     While as many calls run as one connection may have, further requests wait. The connection counts
     them, and reads nothing while too many bytes wait. A cancel does not wait.
+
+    Each call waits for a turn of the event loop before it begins, so a client with thousands of
+    calls on many connections delays no other address. Calls that recovery waits for have turns of
+    their own, and overtake the others.
     """
 
     def __init__(self, connection: ServedConnection, port: FramesPort, handlers: Handlers) -> None:
         self._connection = connection
         self._port = port
-        self._handlers = handlers.calls
-        self._waiting: dict[int, bytes] = {}
-        """Requests that are not begun, by their ids."""
+        self._handlers, self._is_urgent = handlers.calls, handlers.is_urgent
+        address = connection.peer().rpartition(":")[0]
+        self._urgent = WaitingCalls(port.urgent_turns, address, self.pump)
+        self._others = WaitingCalls(port.turns, address, self.pump)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_draining = False
         self._is_over = False
@@ -56,48 +65,54 @@ class ServedCalls:
         Raises:
             BadRequestError: the frame is too short, or its id is that of another call.
         """
-        request_id, is_cancel = parse_request_id(data)
-        if is_cancel:
+        request_id, rpc, start = parse_request_head(data)
+        if rpc is None:
             self._cancelled(request_id)
             return
-        if request_id in self._waiting or request_id in self._running:
+        if any(request_id in one for one in (self._running, *self._queues())):
             raise BadRequestError("the id of a call is in use")  # the answers would look alike
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._waiting[request_id] = data
+        request = data[start : start + URGENT_BYTES_MAX]
+        waiting = self._urgent if self._is_urgent(rpc, request) else self._others
+        waiting.requests[request_id] = data
         self._connection.hold(data)
         self.pump()
 
     def _cancelled(self, request_id: int) -> None:
         """Give up a call that waits or runs; other ids belong to calls that were answered."""
-        data = self._waiting.pop(request_id, None)
-        if data is not None:
-            self._connection.took(data)
-            self._rest()
-        elif (task := self._running.get(request_id)) is not None:
+        for queue in self._queues():
+            if (data := queue.pop(request_id, None)) is not None:
+                self._connection.took(data)
+                self._rest()
+                return
+        if (task := self._running.get(request_id)) is not None:
             _cancel(task)
 
     def pump(self) -> None:
         """Begin the requests that wait, as far as there is room; during a stop, refuse them."""
         most = self._port.settings.concurrent_streams_max
-        while self._waiting and not self._is_over:
-            if self._is_draining:
-                request_id, _ = self._next()
-                code, reason = CallCode.UNAVAILABLE, b"the bookie is stopping"
-                self._connection.try_answer(encode_answer(request_id, code, reason))
-            elif len(self._running) < most:
-                self._start(self._next()[1])
-            else:
-                break
+        for waiting in (self._urgent, self._others):
+            while waiting.requests and not self._is_over:
+                has_room = len(self._running) < most
+                if not (self._is_draining or (has_room and waiting.take_turn())):
+                    break
+                request_id = next(iter(waiting.requests))
+                data = waiting.requests.pop(request_id)
+                self._connection.took(data)
+                if self._is_draining:
+                    self._refuse(request_id)
+                else:
+                    self._start(data)
         self._rest()
 
-    def _next(self) -> tuple[int, bytes]:
-        """Return the id and the bytes of the next request, which waits no longer."""
-        request_id = next(iter(self._waiting))
-        data = self._waiting.pop(request_id)
-        self._connection.took(data)
-        return request_id, data
+    def _queues(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        return self._urgent.requests, self._others.requests
+
+    def _refuse(self, request_id: int) -> None:
+        answer = encode_answer(request_id, CallCode.UNAVAILABLE, b"the bookie is stopping")
+        self._connection.try_answer(answer)
 
     def _start(self, data: bytes) -> None:
         try:
@@ -150,7 +165,8 @@ class ServedCalls:
     def cancel(self) -> None:
         """Cancel all calls, because the connection has ended."""
         self._is_over = True
-        self._waiting.clear()
+        self._urgent.clear()
+        self._others.clear()
         if self._idle is not None:
             self._idle.cancel()
         for task in self._running.values():
@@ -162,13 +178,50 @@ class ServedCalls:
 
     def _rest(self) -> None:
         """Without calls: end a connection that drains or whose client has ended, soon or later."""
-        if self._is_over or self._running or self._waiting:
+        if self._is_over or self._running or any(self._queues()):
             return
         if self._is_draining or self._connection.has_ended:
             self._connection.finish(CallCode.OK)
         elif self._idle is None:
             seconds = IDLE_TIMES * self._port.settings.connection_idle_seconds_max
             self._idle = self._loop.call_later(seconds, self._connection.finish, CallCode.OK)
+
+
+class WaitingCalls:
+    """Requests of one connection that are not begun, and the turn for which the first one waits.
+
+    Args:
+        turns: the turns of all connections.
+        line: the line of the connection's address.
+        go_on: called when the turn has come.
+    """
+
+    __slots__ = ("_go_on", "_line", "_turn", "_turns", "requests")
+
+    def __init__(self, turns: Turns, line: str, go_on: Callable[[], None]) -> None:
+        self.requests: dict[int, bytes] = {}
+        """The frames, by the ids of the calls."""
+        self._turns, self._line, self._go_on = turns, line, go_on
+        self._turn: asyncio.Future[None] | None = None
+
+    def take_turn(self) -> bool:
+        """Take a turn of the event loop; return False if it is still to come."""
+        if self._turn is not None:
+            if not self._turn.done():
+                return False
+            self._turn = None
+            return True
+        if self._turns.try_take(1):
+            return True
+        self._turn = self._turns.later(1, self._line)
+        self._turn.add_done_callback(lambda _: self._go_on())
+        return False
+
+    def clear(self) -> None:
+        """Forget the requests, because the connection has ended."""
+        self.requests.clear()
+        if self._turn is not None:
+            self._turn.cancel()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from bookie.addresses import join_address
 from bookie.config import RpcSettings
 from bookie.env.own_sockets import peer_name, plain_address
+from bookie.env.turns import Turns
 from bookie.errors import BadRequestError, CannotStartError
 from bookie.security import PemFiles
 from bookie.security.identity import identity_of_certificate
@@ -52,6 +53,9 @@ PAUSE_SECONDS: Final = 0.1
 
 SMALL_ANSWER_BYTES: Final = 64 * 1024
 """The largest answer that overtakes others which the client does not take."""
+
+URGENT_CALLS_PER_TURN: Final = 64
+"""More than recovery needs, but few enough that they delay nobody: they take about 3 ms."""
 
 LOG_SECONDS: Final = 60.0
 """The shortest time between two log lines about malformed connections."""
@@ -379,6 +383,9 @@ class FramesPort:
         self.handlers: Handlers | None = None
         """The handlers of conversations; None while the bookie does not serve."""
         self.refusal = "the bookie is starting"
+        self.turns, self.urgent_turns = Turns(), Turns(URGENT_CALLS_PER_TURN)
+        """The calls that are begun in a turn of the event loop, and those that recovery waits for.
+        They have their own turns, because a call that is begun takes its turns like gRPC's."""
         self._tasks = tasks
         self._files = files
         self._connections_max = connections_max

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from bookie.config import NodeSettings, RpcSettings
 from bookie.env import SystemClock
-from bookie.errors import BookieError, TooManyRequestsError, WrongIncarnationError
+from bookie.errors import BadRequestError, BookieError, TooManyRequestsError, WrongIncarnationError
 from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.rates import Rates
@@ -80,6 +80,8 @@ class Handlers:
     """Calls with one request; the handler writes the pages of the answer."""
     calls: Mapping[str, Callable[[bytes, CallerContext], Awaitable[bytes]]]
     """Calls with one request and one answer."""
+    is_urgent: Callable[[str, bytes], bool]
+    """Tells if recovery waits for a call with one answer, by its name and its request."""
 
 
 class BookieService:
@@ -122,6 +124,7 @@ class BookieService:
             },
             listings={"ListEntries": self._list_entries, "ListLedgers": self._list_ledgers},
             calls={call.rpc: self._handler(call) for call in self._calls()},
+            is_urgent=_is_urgent,
         )
 
     def end_streams(self) -> None:
@@ -506,6 +509,16 @@ def _end_later(caller: Caller | None, end: Callable[[], None]) -> Callable[[], N
 
 def _fences(request: object) -> bool:
     return isinstance(request, ReadCommand) and request.fence
+
+
+def _is_urgent(rpc: str, data: bytes) -> bool:
+    """Tell if recovery waits for a call; a request that is malformed is not urgent."""
+    if rpc != "Read":
+        return rpc in URGENT
+    try:
+        return parse_read_request(data).fence
+    except BadRequestError:
+        return False
 
 
 def _check_late(visit: Visit | None) -> None:

@@ -88,8 +88,10 @@ class RawPeer:
 
 
 @asynccontextmanager
-async def raw_peer(port: int) -> AsyncIterator[RawPeer]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def raw_peer(port: int, own_host: str = "127.0.0.1") -> AsyncIterator[RawPeer]:
+    """Connect to a port of this machine, from an address of this machine."""
+    local = own_host, 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
     try:
         yield RawPeer(reader, writer)
     finally:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from bookie.config import RpcSettings
+from bookie.env.turns import UNITS_PER_TURN
 from bookie.ids import Status
 from bookie.wire.carrier import CallCode
-from bookie.wire.commands import ReadReply
+from bookie.wire.codec import encode_read_request
+from bookie.wire.commands import ReadCommand, ReadReply
 from bookie.wire.frames.connection import INBOX_BYTES_MAX, OUTBOX_BYTES_MAX
 from bookie.wire.frames.format import (
     CALLS,
@@ -24,7 +27,7 @@ from bookie.wire.frames.format import (
     pack_size,
     parse_answer,
 )
-from bookie.wire.frames.server import ServedConnection
+from bookie.wire.frames.server import URGENT_CALLS_PER_TURN, ServedConnection
 from tests.unit.wire.fake_node import batch_of, until
 from tests.unit.wire.frames.raw_peer import frame, hello, raw_peer
 from tests.unit.wire.frames.test_frames_server import MIB, Bookie, add, answered, call, serving
@@ -36,6 +39,16 @@ READ = b"\x08\x03"
 async def turns(count: int = 200) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def most_in_one_turn(bookie: Bookie, total: int) -> int:
+    """Return how many calls at most the node got in one turn, until it has got `total`."""
+    most, before, calls = 0, len(bookie.node.calls), bookie.node.calls
+    async with asyncio.timeout(60):
+        while len(calls) < total:
+            await asyncio.sleep(0)
+            most, before = max(most, len(calls) - before), len(calls)
+    return most
 
 
 def unsent(bookie: Bookie) -> int:
@@ -330,3 +343,55 @@ async def test_a_connection_that_ends_is_forgotten_whatever_else_fails() -> None
             connection.add_done_callback(lambda _: 1 // 0)
         await until(lambda: bool(errors))
         assert not bookie.connections
+
+
+FENCED_READ = encode_read_request(ReadCommand(3, 0, 0, fence=True))
+
+
+async def test_one_address_begins_few_calls_in_one_turn() -> None:
+    """Twenty connections with a hundred calls each; another address comes in between."""
+    async with serving() as bookie, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(raw_peer(bookie.port)) for _ in range(20)]
+        modest = await stack.enter_async_context(raw_peer(bookie.port, "127.0.0.2"))
+        for peer in (*peers, modest):
+            peer.send(hello(CALLS))
+            await peer.hello()
+        for peer in peers:
+            peer.send(b"".join(call(number, "Force", READ) for number in range(100)))
+        most = await most_in_one_turn(bookie, 200)
+        modest.send(call(1, "GetInfo", b""))
+        assert max(most, await most_in_one_turn(bookie, 2001)) <= 2 * UNITS_PER_TURN
+        assert bookie.node.calls.index(("info",)) < 1000
+        assert parse_answer(await modest.message())[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_bytes"), [("Fence", READ), ("ReadLac", READ), ("Read", FENCED_READ)]
+)
+async def test_what_recovery_waits_for_overtakes(rpc: str, request_bytes: bytes) -> None:
+    """Calls that came before it on its connection, and those of all other connections."""
+    async with serving() as bookie, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(raw_peer(bookie.port)) for _ in range(10)]
+        for peer in peers:
+            peer.send(hello(CALLS))
+            await peer.hello()
+        many = b"".join(call(number, "Force", READ) for number in range(100))
+        for peer in peers:
+            peer.send(many)
+        peers[-1].send(call(100, rpc, request_bytes))
+        calls = bookie.node.calls
+        await until(lambda: len(calls) == 1001)
+        (place,) = (place for place, one in enumerate(calls) if one != ("force", 3))
+        assert place < 300
+
+
+async def test_urgent_calls_are_not_without_a_bound() -> None:
+    """Whoever calls everything urgent still delays nobody for long."""
+    async with serving() as bookie, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(raw_peer(bookie.port)) for _ in range(10)]
+        for peer in peers:
+            peer.send(hello(CALLS))
+            await peer.hello()
+        for peer in peers:
+            peer.send(b"".join(call(number, "ReadLac", READ) for number in range(100)))
+        assert await most_in_one_turn(bookie, 1000) <= 2 * URGENT_CALLS_PER_TURN
