@@ -37,6 +37,10 @@ bookie that is held up seem to hold too many unread bytes (`bookie.daemon.unfini
 MESSAGE_OVERHEAD_BYTES: Final = 128
 """A message counts for so much more in the inbox, so that many small messages are bounded, too."""
 
+_KEEPALIVE_SECONDS_MAX: Final = 32_767
+_PATIENCE_MS_MAX: Final = 2**31 - 1
+"""The largest times that Linux takes."""
+
 _JOINED_BYTES_MAX: Final = 4096
 """The head of a larger message is sent beside it, because a copy would cost more."""
 
@@ -57,10 +61,10 @@ def prepare_socket(
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
     connection.setsockopt(tcp, socket.TCP_WINDOW_CLAMP, WINDOW_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, ceil(silence))
-    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, ceil(answer))
-    patience_ms = ceil(1000 * max(patience_seconds, silence + answer))
-    connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, patience_ms)
+    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, ceil(min(silence, _KEEPALIVE_SECONDS_MAX)))
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, ceil(min(answer, _KEEPALIVE_SECONDS_MAX)))
+    patience_ms = 1000 * max(patience_seconds, silence + answer)
+    connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, ceil(min(patience_ms, _PATIENCE_MS_MAX)))
 
 
 class FramedConnection(asyncio.BufferedProtocol):

@@ -125,12 +125,12 @@ class ServedConnection(FramedConnection):
             self.abort()
             return
         self._peer = _peer_name(peername)
+        self._timer = self._loop.call_later(port.settings.handshake_timeout_seconds, self.abort)
         with contextlib.suppress(OSError):  # the peer is gone
             prepare_socket(
                 transport.get_extra_info("socket"), port.settings, port.settings.slow_reader_seconds
             )
         self._properties = _properties_of(transport.get_extra_info("ssl_object"))
-        self._timer = self._loop.call_later(port.settings.handshake_timeout_seconds, self.abort)
 
     def _greet(self, body: bytes) -> None:
         self._stop_timer()

@@ -375,6 +375,22 @@ async def test_a_client_that_takes_no_answers_is_given_up() -> None:
         assert len(bookie.node.calls) <= 50
 
 
+async def test_times_beyond_those_of_the_kernel_count_as_its_longest() -> None:
+    """Such as "never"; all other options of the socket are set as well."""
+    settings = RpcSettings(
+        slow_reader_seconds=1e12, keepalive_seconds=1e12, keepalive_timeout_seconds=1e12
+    )
+    async with hold_frames_port("127.0.0.1", 0, settings) as held, raw_peer(held.port):
+        await until(lambda: bool(held._connections))
+        (connection,) = held._connections
+        assert connection._timer is not None
+        assert connection._transport is not None
+        option = connection._transport.get_extra_info("socket").getsockopt
+        assert option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 32_767
+        assert option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 32_767
+        assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2**31 - 1
+
+
 async def test_connections_beyond_the_limit_are_closed() -> None:
     """Those that stand go on."""
     async with serving(most=2) as bookie:
