@@ -127,6 +127,22 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "A log could not be opened while others read.",
     ),
     Mutant(
+        "an end is not noticed while nothing is read",
+        "bookie/wire/frames/server.py",
+        "            idle[descriptor].abort()\n",
+        "            pass\n",
+        (f"{_ABUSE}an_end_is_noticed_while_nothing_is_read",),
+        "What bounds connections and memory would end them in name only.",
+    ),
+    Mutant(
+        "a stop does not wait for calls whose clients are gone",
+        "bookie/wire/frames/server.py",
+        "        if self._works:\n            # They use",
+        "        if self._works and not self._tasks:\n            # They use",
+        (f"{_ABUSE}a_stop_waits_for_calls_whose_clients_are_gone",),
+        "They would use an engine that is closed.",
+    ),
+    Mutant(
         "an unknown error of a call stops the bookie",
         "bookie/wire/frames/served_calls.py",
         "        except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose",

@@ -184,6 +184,12 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._inbox_bytes > INBOX_BYTES_MAX:
             self._pause()
 
+    def idle_descriptor(self) -> int:
+        """Return the descriptor of a connection from which nothing is read now; otherwise -1."""
+        if self._is_reading or self._is_broken or self._transport is None:
+            return -1
+        return int(self._transport.get_extra_info("socket").fileno())
+
     def _took(self, message: bytes) -> None:
         self._inbox_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
         if self._is_full and self._inbox_bytes <= INBOX_BYTES_MAX // 2:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -56,6 +57,9 @@ SMALL_ANSWER_BYTES: Final = 64 * 1024
 
 URGENT_CALLS_PER_TURN: Final = 64
 """More than recovery needs, but few enough that they delay nobody: they take about 3 ms."""
+
+LOOK_SECONDS: Final = 1.0
+"""The time between two looks for connections that have ended unnoticed."""
 
 LOG_SECONDS: Final = 60.0
 """The shortest time between two log lines about malformed connections."""
@@ -396,6 +400,9 @@ class FramesPort:
         """Accepted connections that have no transport yet, such as during a TLS handshake."""
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._looking: asyncio.TimerHandle | None = None
+        self._works: set[asyncio.Task[None]] = set()
+        """The tasks of conversations."""
         self._malformed_count = 0
         self._next_line = 0.0
         """Event-loop time of the next line about malformed connections, and their number since."""
@@ -435,6 +442,7 @@ class FramesPort:
                 reason = "address already in use"
             where = join_address(host, port)
             raise CannotStartError(f"cannot listen on {where}: {reason.lower()}") from error
+        self._look()
         self._accepting = [
             self._tasks.create_task(self._accept(one), name=f"listener of frames on {host}")
             for one in self._sockets
@@ -459,6 +467,9 @@ class FramesPort:
                 await self._empty.wait()
         self._abort()
         await self._empty.wait()
+        if self._works:
+            # They use what the owner takes apart next.
+            await asyncio.wait(self._works)
         _log.info("frames_stopped")
 
     async def close(self) -> None:
@@ -466,10 +477,15 @@ class FramesPort:
         await self._stop_accepting()
         self._abort()
         await self._empty.wait()
+        if self._looking is not None:
+            self._looking.cancel()
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]:
         """Start a task of a conversation."""
-        return self._tasks.create_task(work, name=name)
+        task = self._tasks.create_task(work, name=name)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        return task
 
     def admit(self, connection: ServedConnection) -> bool:
         """Count a new connection; False if there are too many."""
@@ -492,6 +508,21 @@ class FramesPort:
             count, self._malformed_count = self._malformed_count, 0
             self._next_line = now + LOG_SECONDS
             _log.warning("frames_malformed", connections=count, last=peer, reason=str(error))
+
+    def _look(self) -> None:
+        """Abort connections that have ended while nothing was read from them.
+
+        An event loop notices an end only by reading or writing. The end may come from the client,
+        or from this process, which shuts sockets down to bound connections and memory.
+        """
+        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        poll, idle = select.poll(), dict[int, ServedConnection]()
+        for connection in self._connections:
+            if (descriptor := connection.idle_descriptor()) >= 0:
+                poll.register(descriptor, 0)  # the ends of both directions are always reported
+                idle[descriptor] = connection
+        for descriptor, _ in poll.poll(0) if idle else ():
+            idle[descriptor].abort()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 import weakref
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from bookie.config import RpcSettings
+from bookie.env.own_sockets import shut_down, socket_inode
 from bookie.env.turns import UNITS_PER_TURN
 from bookie.ids import Status
 from bookie.wire.carrier import CallCode
@@ -395,3 +400,57 @@ async def test_urgent_calls_are_not_without_a_bound() -> None:
         for peer in peers:
             peer.send(b"".join(call(number, "ReadLac", READ) for number in range(100)))
         assert await most_in_one_turn(bookie, 1000) <= 2 * URGENT_CALLS_PER_TURN
+
+
+@pytest.mark.parametrize("factory", [None, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_by_client", [False, True])
+def test_an_end_is_noticed_while_nothing_is_read(
+    factory: Callable[[], asyncio.AbstractEventLoop] | None, is_by_client: bool
+) -> None:
+    """The bounds of connections shut sockets down; their memory must become free."""
+
+    async def case() -> None:
+        async with serving() as bookie, raw_peer(bookie.port) as peer:
+            bookie.node.admitting.clear()
+            peer.send(hello("AddStream") + add(0, MIB) * 8)
+            await peer.hello()
+            (connection,) = bookie.frames._connections
+            await until(lambda: not connection._is_reading)
+            if is_by_client:
+                client = peer.writer.get_extra_info("socket")
+                linger = struct.pack("ii", 1, 0)  # the connection is reset
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                peer.writer.transport.abort()
+            else:
+                descriptor = connection.idle_descriptor()
+                inode = socket_inode(descriptor)
+                assert inode is not None
+                assert shut_down(descriptor, inode)
+            await until(lambda: not bookie.connections)
+            bookie.node.admitting.set()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(case())
+
+
+async def test_a_stop_waits_for_calls_whose_clients_are_gone() -> None:
+    """What they use is taken apart after the stop."""
+    ended: list[str] = []
+
+    async def slow_info() -> object:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+            ended.append("call")
+
+    async with serving() as bookie:
+        bookie.node.info = slow_info  # type: ignore[assignment, method-assign]
+        async with raw_peer(bookie.port) as peer:
+            peer.send(hello(CALLS) + call(1, "GetInfo", b""))
+            await peer.hello()
+            await until(lambda: bool(bookie.frames._works))
+            await turns(5)
+            await bookie.frames.stop(0)
+            ended.append("stop")
+    assert ended == ["call", "stop"]
