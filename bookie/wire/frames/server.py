@@ -21,7 +21,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
-from bookie.addresses import join_address
+from bookie.addresses import is_wildcard, join_address
 from bookie.config import RpcSettings
 from bookie.env.own_sockets import peer_name, plain_address
 from bookie.env.turns import Turns
@@ -372,7 +372,8 @@ class FramesPort:
         settings: message sizes, keepalive and limits.
         tasks: the group of the conversations' tasks.
         files: the certificate and key for TLS; None for plaintext.
-        connections_max: further connections are closed as soon as they are accepted.
+        connections_max: the most connections for each listening socket, of which a host with
+            several addresses has several; further ones are closed as soon as they are accepted.
     """
 
     def __init__(
@@ -427,11 +428,15 @@ class FramesPort:
         """
         loop = asyncio.get_running_loop()
         try:
-            bound = await loop.create_server(
-                asyncio.Protocol, host, port, backlog=BACKLOG, start_serving=False
-            )
-            self._sockets = [one.dup() for one in bound.sockets]
-            bound.close()
+            if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
+                # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
+                self._sockets = [
+                    socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                ]
+            else:
+                bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+                self._sockets = [one.dup() for one in bound.sockets]
+                bound.close()
             for one in self._sockets:
                 one.setblocking(False)
                 one.listen(BACKLOG)
@@ -492,7 +497,7 @@ class FramesPort:
         self._coming.discard(connection)
         self._connections.add(connection)
         self._empty.clear()
-        return len(self._connections) <= self._connections_max
+        return len(self._connections) <= self._connections_max * len(self._sockets)
 
     def forget(self, connection: ServedConnection) -> None:
         """Count a connection no longer, because it has ended."""
@@ -542,7 +547,8 @@ class FramesPort:
             await asyncio.sleep(0)  # sock_accept does not yield while connections wait
 
     def _accepted(self, accepted: socket.socket) -> None:
-        if len(self._connections) + len(self._coming) >= self._connections_max:
+        count = len(self._connections) + len(self._coming)
+        if count >= self._connections_max * len(self._sockets):
             accepted.close()
             return
         connection = ServedConnection(self)
@@ -614,7 +620,7 @@ async def hold_frames_port(
         port: the port to listen on; 0 means any free port.
         settings: message sizes, keepalive and limits.
         files: the certificate and key for TLS; None means a port without TLS.
-        connections_max: the most connections.
+        connections_max: the most connections for each address of `host`.
 
     Raises:
         CannotStartError: the address cannot be bound now; the message says why.

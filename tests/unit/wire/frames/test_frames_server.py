@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -406,6 +406,31 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
         async with raw_peer(bookie.port) as fourth:
             fourth.send(hello("AddStream"))
             assert (await fourth.hello()).code is CallCode.OK
+
+
+async def test_the_limit_is_meant_for_each_address_of_the_host() -> None:
+    """As gRPC's: a name with two addresses has two listening sockets."""
+    settings = RpcSettings()
+    async with (
+        hold_frames_port("127.0.0.1", 0, settings, connections_max=1) as held,
+        AsyncExitStack() as stack,
+    ):
+        held._sockets.append(held._sockets[0].dup())
+        for _ in range(2):
+            await stack.enter_async_context(raw_peer(held.port))
+        await until(lambda: len(held._connections) == 2)
+        third = await stack.enter_async_context(raw_peer(held.port))
+        assert await third.is_closed()
+
+
+async def test_the_wildcard_of_ipv6_takes_ipv4_as_well() -> None:
+    """As for gRPC and HTTP; and the peer has the name that it has there."""
+    async with hold_frames_port("::", 0, RpcSettings()) as held, raw_peer(held.port) as peer:
+        await until(lambda: bool(held._connections))
+        (connection,) = held._connections
+        assert connection.peer().startswith("ipv4:127.0.0.1:")
+        peer.send(hello("AddStream"))
+        assert (await peer.hello()).code is CallCode.UNAVAILABLE
 
 
 async def test_bytes_that_reach_handlers_are_counted_under_the_name_of_the_peer() -> None:
