@@ -143,6 +143,14 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "They would use an engine that is closed.",
     ),
     Mutant(
+        "the handshakes of all addresses share one bound",
+        "bookie/wire/frames/server.py",
+        "self._handshakes.setdefault(address, asyncio",
+        'self._handshakes.setdefault("", asyncio',
+        (f"{_TLS}silent_clients_delay_their_own_address_alone",),
+        "A few silent connections would lock out everybody.",
+    ),
+    Mutant(
         "an unknown error of a call stops the bookie",
         "bookie/wire/frames/served_calls.py",
         "        except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose",

@@ -20,6 +20,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from bookie.addresses import is_wildcard, join_address
 from bookie.config import RpcSettings
@@ -57,6 +58,10 @@ SMALL_ANSWER_BYTES: Final = 64 * 1024
 
 URGENT_CALLS_PER_TURN: Final = 64
 """More than recovery needs, but few enough that they delay nobody: they take about 3 ms."""
+
+HANDSHAKES_MAX: Final = 16
+"""The most handshakes of TLS with one address at a time. Each takes the event loop for about 1 ms.
+A bound for all addresses together would let a few silent clients lock out everybody."""
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks for connections that have ended unnoticed."""
@@ -401,6 +406,8 @@ class FramesPort:
         """Accepted connections that have no transport yet, such as during a TLS handshake."""
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """The free handshakes of each address that has any."""
         self._looking: asyncio.TimerHandle | None = None
         self._works: set[asyncio.Task[None]] = set()
         """The tasks of conversations."""
@@ -560,19 +567,12 @@ class FramesPort:
 
     async def _begin(self, accepted: socket.socket, connection: ServedConnection) -> None:
         """Make the protocol of an accepted connection, after the handshake of TLS."""
-        loop = asyncio.get_running_loop()
-        seconds = self.settings.handshake_timeout_seconds
         try:
             if self._files is None:
+                loop = asyncio.get_running_loop()
                 await loop.connect_accepted_socket(lambda: connection, accepted)
-                return
-            await loop.connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self._files.context,
-                ssl_handshake_timeout=seconds,
-                ssl_shutdown_timeout=seconds,
-            )
+            else:
+                await self._shake_hands(accepted, connection, self._files.context)
         except OSError:
             pass  # the peer is gone, or does not speak TLS as it must
         except Exception as error:  # noqa: BLE001  (it would stop the bookie, whose task this is)
@@ -581,6 +581,30 @@ class FramesPort:
             accepted.close()
         finally:
             self._coming.discard(connection)
+
+    async def _shake_hands(
+        self, accepted: socket.socket, connection: ServedConnection, context: ssl.SSLContext
+    ) -> None:
+        """Make the protocol of a connection by TLS, when its address has few other handshakes."""
+        seconds = self.settings.handshake_timeout_seconds
+        try:
+            address = plain_address(str(accepted.getpeername()[0]))
+            handshakes = self._handshakes.setdefault(address, asyncio.Semaphore(HANDSHAKES_MAX))
+            async with asyncio.timeout(seconds):
+                await handshakes.acquire()
+        except BaseException:
+            accepted.close()  # no transport has it yet
+            raise
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        finally:
+            handshakes.release()
 
     async def _stop_accepting(self) -> None:
         for task in self._accepting:

@@ -6,8 +6,10 @@ Each case runs on both event loops, because each has a TLS of its own.
 from __future__ import annotations
 
 import asyncio
+import gc
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from bookie.security.rights import Role
 from bookie.telemetry import Metrics
 from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request
-from bookie.wire.frames.server import FramesPort, hold_frames_port
+from bookie.wire.frames.server import HANDSHAKES_MAX, FramesPort, hold_frames_port
 from bookie.wire.grpc.credentials import ChannelSecurity
 from bookie.wire.grpc.server.grpc_server import hold_port
 from tests.unit.security.test_grpc_tls import QUICK_SECONDS, RPC, settings
@@ -269,3 +271,39 @@ def test_an_error_of_tls_is_a_tls_error(certificates: Path, strangers: Path, run
                 await channel.info(timeout=QUICK_SECONDS)
 
     run(case)
+
+
+def test_silent_clients_delay_their_own_address_alone(certificates: Path, run: Run) -> None:
+    """The handshakes of an address have a bound, and a stop does not wait for any of them."""
+
+    async def case() -> None:
+        context = ChannelSecurity(settings(certificates, "client")).context()
+        files = PemFiles(settings(certificates, "bookie"))
+        async with served(files) as held, AsyncExitStack() as stack:
+
+            async def connect(host: str, tls: ssl.SSLContext | None) -> asyncio.StreamWriter:
+                _, writer = await asyncio.open_connection(
+                    "127.0.0.1", held.port, ssl=tls, local_addr=(host, 0)
+                )
+                stack.callback(writer.close)
+                return writer
+
+            silent = [await connect("127.0.0.1", None) for _ in range(HANDSHAKES_MAX + 4)]
+            await until(lambda: len(held._coming) == len(silent))
+            (handshakes,) = held._handshakes.values()
+            assert handshakes.locked()
+            async with asyncio.timeout(QUICK_SECONDS):
+                await connect("127.0.0.2", context)
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(connect("127.0.0.1", context))
+                await until(lambda: len(held._coming) == len(silent) + 1)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                assert not waiting.done()
+                for writer in silent[:5]:
+                    writer.transport.abort()
+                async with asyncio.timeout(QUICK_SECONDS):
+                    await waiting
+
+    run(case)
+    gc.collect()  # a socket that is left open warns
