@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from bookie.wire.carrier import CallCode
 from bookie.wire.client.channel import BookieChannel
 from bookie.wire.codec import encode_add_request, encode_streamed_read, parse_add_response
 from bookie.wire.commands import ReadCommand, ReadReply, Reply
-from bookie.wire.frames.connection import INBOX_BYTES_MAX
+from bookie.wire.frames.connection import INBOX_BYTES_MAX, OUTBOX_BYTES_MAX, FramedConnection
 from bookie.wire.frames.format import (
     CALLS,
     CallRequest,
@@ -505,3 +506,53 @@ async def test_a_broken_connection_cancels_its_calls() -> None:
             await until(lambda: len(bookie.node.calls) == 1)
             peer.writer.transport.abort()
         await until(lambda: not bookie.connections)
+
+
+async def test_a_joined_message_does_not_hold_up_its_writer() -> None:
+    """The kernel may take a part of it; the writer goes on, and prepares the next message."""
+    async with serving() as bookie, raw_peer(bookie.port) as peer:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        peer.send(hello("AddStream"))
+        await until(lambda: bool(bookie.frames._connections))
+        (connection,) = bookie.frames._connections
+        await until(lambda: connection._is_accepted)
+        transport = connection._transport
+        assert transport is not None
+        while not transport.get_write_buffer_size():  # the kernel takes no more from here on
+            connection._send(bytes(4096))
+        before = transport.get_write_buffer_size()
+        await connection.write(bytes(70_000))
+        await connection.write(bytes(70_000))
+        assert transport.get_write_buffer_size() >= before + 140_000
+        await connection.write(bytes(OUTBOX_BYTES_MAX - before - 150_000))
+        waiting = asyncio.ensure_future(connection.write(b"x" * 20_000))  # noqa: TID251 (held back)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        await peer.hello()
+        while len(await peer.message()) != 20_000:
+            pass
+        await waiting
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_by_tls_the_head_of_a_message_is_no_record_of_its_own(is_tls: bool) -> None:
+    """It would cost more than a copy, which TLS makes anyhow."""
+    written: list[tuple[str, bytes]] = []
+
+    class Transport(asyncio.Transport):
+        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+            assert (high, low) == (OUTBOX_BYTES_MAX, OUTBOX_BYTES_MAX // 2)
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            written.append(("write", bytes(data)))
+
+        def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+            written.append(("writelines", b"".join(parts)))
+
+    extra = {"sslcontext": ssl.create_default_context()} if is_tls else {}
+    connection = FramedConnection(memoryview(bytearray(10)), 10)
+    connection.connection_made(Transport(extra))
+    connection._send(b"x" * 70_000)
+    assert written == [("write" if is_tls else "writelines", frame(b"x" * 70_000))]
