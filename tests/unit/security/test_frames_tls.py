@@ -29,12 +29,13 @@ from bookie.security.permissions import LedgerLogs
 from bookie.security.rights import Role
 from bookie.telemetry import Metrics
 from bookie.wire.client.channel import BookieChannel
-from bookie.wire.codec import encode_add_request
+from bookie.wire.codec import encode_add_request, parse_add_response
 from bookie.wire.frames.server import HANDSHAKES_MAX, FramesPort, hold_frames_port
 from bookie.wire.grpc.credentials import ChannelSecurity
 from bookie.wire.grpc.server.grpc_server import hold_port
 from tests.unit.security.test_grpc_tls import QUICK_SECONDS, RPC, settings
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
+from tests.unit.wire.frames.raw_peer import RawPeer, frame, hello
 
 Case = Callable[[], Coroutine[Any, Any, None]]
 Run = Callable[[Case], None]
@@ -307,3 +308,26 @@ def test_silent_clients_delay_their_own_address_alone(certificates: Path, run: R
 
     run(case)
     gc.collect()  # a socket that is left open warns
+
+
+def test_many_small_frames_in_one_record(certificates: Path, run: Run) -> None:
+    """They are taken in several turns, also if the client closes behind them."""
+
+    async def case() -> None:
+        context = ChannelSecurity(settings(certificates, "client")).context()
+        files, count = PemFiles(settings(certificates, "bookie")), 3000
+        async with served(files) as held:
+            for closes in (False, True):
+                reader, writer = await asyncio.open_connection("127.0.0.1", held.port, ssl=context)
+                peer = RawPeer(reader, writer)
+                adds = [encode_add_request(n, 3, batch_of([40])) for n in range(count)]
+                writer.write(hello("AddStream") + b"".join(map(frame, adds)))
+                if not closes:
+                    await peer.hello()
+                    for number in range(count):
+                        answer = parse_add_response(await peer.message())
+                        assert (answer.request_id, answer.status) == (number, Status.OK)
+                writer.close()
+                await until(lambda: not held._connections)
+
+    run(case)
