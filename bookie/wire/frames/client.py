@@ -368,6 +368,7 @@ class CallsConnection(ClientConnection):
         self._early: list[bytes] = []
         """Requests from before the connection was made."""
         self._idle: asyncio.TimerHandle | None = None
+        self._rest()
 
     def request(self, rpc: str, message: bytes, metadata: Pairs) -> asyncio.Future[bytes]:
         """Send a call; the result is its answer. To cancel the future cancels the call.
@@ -416,6 +417,10 @@ class CallsConnection(ClientConnection):
             return
         if answer is not None and answer.cancelled():
             self._put(encode_cancelled(request_id))
+        self._rest()
+
+    def _rest(self) -> None:
+        """Close the connection later if there is no call until then."""
         if not self._waiting and self._idle is None:
             seconds = self._carrier.settings.connection_idle_seconds_max
             self._idle = self._loop.call_later(seconds, self.cancel)
@@ -429,7 +434,16 @@ class CallsConnection(ClientConnection):
             if isinstance(self._outcome, asyncio.CancelledError):
                 answer.cancel()
             else:
-                error = self._outcome
-                details = error.details() if isinstance(error, CallError) else "the bookie stopped"
-                code = error.code() if isinstance(error, CallError) else CallCode.UNAVAILABLE
-                answer.set_exception(CallError(code, details))
+                answer.set_exception(self._error())
+
+    def _error(self) -> CallError:
+        """Return the error of a call without an answer.
+
+        Once the bookie has accepted the connection, nobody knows which call is at fault, or what
+        became of it. So the error is one after which a call may be repeated.
+        """
+        error = self._outcome
+        if not isinstance(error, CallError):
+            return CallError(CallCode.UNAVAILABLE, "the bookie stopped")
+        code = error.code() if self._offered is None else CallCode.UNAVAILABLE
+        return CallError(code, error.details())

@@ -134,11 +134,12 @@ async def test_a_listing_that_breaks_is_never_taken_for_whole(sends: tuple[bytes
         assert isinstance(await error_of(listed(channel)), BookieUnreachableError)
 
 
-async def test_an_answer_that_is_too_large_is_refused() -> None:
-    """By its size, before its bytes come; the error says that the message is the fault."""
+async def test_an_answer_that_is_too_large_ends_all_calls_as_unreachable() -> None:
+    """By its size, before its bytes come. Nobody knows whose answer it is, so all may ask again."""
     large = pack_size((1 << 31) - 1)
     async with odd_bookie(OK, large, closes=False) as port, channel_to(port) as channel:
-        assert isinstance(await error_of(channel.force(3, timeout=60)), BadRequestError)
+        errors = await gather(error_of(channel.force(number, timeout=60)) for number in range(3))
+        assert {type(one) for one in errors} == {BookieUnreachableError}
 
 
 async def test_a_bookie_that_is_not_there_is_unreachable_at_once() -> None:
@@ -189,6 +190,17 @@ async def test_calls_share_a_connection_that_closes_when_it_is_idle() -> None:
         await until(lambda: not channel.is_connected)
         assert (await channel.force(3, timeout=60)).status is Status.OK
         assert len(node.calls) == 21
+
+
+async def test_a_call_that_is_never_sent_leaves_no_connection_behind() -> None:
+    """It opens the connection of all calls, which then is idle from the beginning."""
+    settings = RpcSettings(message_bytes_max=64 * 1024, connection_idle_seconds_max=1)
+    async with served() as (node, port), channel_to(port, settings) as channel:
+        large = channel.write_lac(3, b"k", bytes(100_000), timeout=60)
+        assert isinstance(await error_of(large), BadRequestError)
+        await until(lambda: channel.is_connected)
+        await until(lambda: not channel.is_connected)
+        assert not node.calls
 
 
 async def test_a_call_that_is_given_up_is_cancelled_at_the_bookie() -> None:
