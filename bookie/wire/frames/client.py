@@ -31,6 +31,7 @@ from bookie.wire.frames.format import (
     encode_client_hello,
     encode_end,
     encode_request,
+    pack_size,
     parse_answer,
     parse_bookie_hello,
     parse_end,
@@ -39,7 +40,9 @@ from bookie.wire.interfaces import BrokenCallError
 
 C = TypeVar("C", bound="ClientConnection")
 
-REQUEST_IDS: Final = 2**32
+REQUEST_ID_BYTES: Final = 4
+
+REQUEST_IDS: Final = 2 ** (8 * REQUEST_ID_BYTES)
 """Ids of calls begin again after so many calls."""
 
 ATTEMPTS_MAX: Final = 3
@@ -47,6 +50,28 @@ ATTEMPTS_MAX: Final = 3
 
 CONNECTING: Final = "failed to connect: "
 """Begins the details of a failure before the bookie's hello, as in gRPC's texts."""
+
+
+class PreparedPairs:
+    """The metadata of calls, which is encoded once for all calls of one kind."""
+
+    __slots__ = ("_heads", "pairs")
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self._heads: dict[str, bytes] = {}
+
+    def head(self, rpc: str) -> bytes:
+        """Return what stands between the id and the message of a call.
+
+        Raises:
+            BadRequestError: the metadata is too large.
+        """
+        head = self._heads.get(rpc)
+        if head is None:
+            request = encode_request(CallRequest(0, rpc, self.pairs, b""))
+            head = self._heads[rpc] = request[REQUEST_ID_BYTES:]
+        return head
 
 
 class FramesCarrier:
@@ -94,14 +119,16 @@ class FramesCarrier:
     def is_useless(self) -> bool:
         return self.failures_in_row >= ATTEMPTS_MAX and not self.was_ready
 
-    def prepared(self, metadata: Pairs, /) -> Any:
-        return metadata
+    def prepared(self, metadata: Pairs, /) -> PreparedPairs:
+        return PreparedPairs(metadata)
 
-    def stream(self, rpc: str, metadata: Any, /, *, is_bulk: bool = False) -> StreamConnection:
+    def stream(
+        self, rpc: str, metadata: PreparedPairs, /, *, is_bulk: bool = False
+    ) -> StreamConnection:
         del is_bulk  # each stream has a connection of its own
-        return self._begin(StreamConnection(self, rpc, metadata))
+        return self._begin(StreamConnection(self, rpc, metadata.pairs))
 
-    def call(self, rpc: str, request: bytes, metadata: Any, /) -> asyncio.Future[bytes]:
+    def call(self, rpc: str, request: bytes, metadata: PreparedPairs, /) -> asyncio.Future[bytes]:
         calls = self._calls
         if calls is None or calls.is_over:
             calls = self._calls = CallsConnection(self)
@@ -109,9 +136,9 @@ class FramesCarrier:
         return calls.request(rpc, request, metadata)
 
     def listing(
-        self, rpc: str, request: bytes, metadata: Any, timeout: float | None, /
+        self, rpc: str, request: bytes, metadata: PreparedPairs, timeout: float | None, /
     ) -> StreamConnection:
-        return self._begin(StreamConnection(self, rpc, metadata, request, timeout))
+        return self._begin(StreamConnection(self, rpc, metadata.pairs, request, timeout))
 
     async def close(self) -> None:
         self._is_closed = True
@@ -320,14 +347,16 @@ class StreamConnection(ClientConnection):
         return self._outcome.details() if isinstance(self._outcome, CallError) else ""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one message, and wait until the connection is made and takes it.
+        """Send one message, and wait until the bookie accepts the call and takes the message.
+
+        Only the acceptance tells the caller if its further messages may be joined.
 
         Raises:
             BrokenCallError: the call has ended.
         """
         if len(message) > self._carrier.settings.message_bytes_max:
             self.fail(CallCode.RESOURCE_EXHAUSTED, "the message is too large")
-        while self._transport is None and not self.is_over:
+        while self._offered is None and not self.is_over:
             await self._change()
         await super().write(message)
 
@@ -341,6 +370,9 @@ class StreamConnection(ClientConnection):
                 message = inbox.popleft()
                 self._took(message)
                 yield message
+                if inbox:
+                    # What the message has set free is sent before the next one is handled.
+                    await asyncio.sleep(0)
             if self.is_over:
                 break
             self._reader = self._loop.create_future()
@@ -351,7 +383,7 @@ class StreamConnection(ClientConnection):
     def _opening(self) -> bytes:
         if self._request is None:
             return b""
-        return len(self._request).to_bytes(4, "big") + self._request + encode_end(CallCode.OK)
+        return pack_size(len(self._request)) + self._request + encode_end(CallCode.OK)
 
     def _ended(self) -> None:
         if self._timer is not None:
@@ -370,11 +402,15 @@ class CallsConnection(ClientConnection):
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
-    def request(self, rpc: str, message: bytes, metadata: Pairs) -> asyncio.Future[bytes]:
+    def request(self, rpc: str, message: bytes, metadata: PreparedPairs) -> asyncio.Future[bytes]:
         """Send a call; the result is its answer. To cancel the future cancels the call.
 
         The future fails with a `CallError`. It is cancelled when the carrier is closed.
+
+        Raises:
+            BadRequestError: the metadata is too large.
         """
+        head = metadata.head(rpc)
         request_id = next(self._ids) % REQUEST_IDS
         answer: asyncio.Future[bytes] = self._loop.create_future()
         if self.is_over:
@@ -385,7 +421,7 @@ class CallsConnection(ClientConnection):
             return answer
         self._waiting[request_id] = answer
         answer.add_done_callback(lambda _: self._over(request_id))
-        self._put(encode_request(CallRequest(request_id, rpc, metadata, message)))
+        self._put(pack_size(request_id) + head + message)
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -399,7 +435,7 @@ class CallsConnection(ClientConnection):
 
     def _opening(self) -> bytes:
         early, self._early = self._early, []
-        return b"".join(part for data in early for part in (len(data).to_bytes(4, "big"), data))
+        return b"".join(part for data in early for part in (pack_size(len(data)), data))
 
     def _arrived(self, message: bytes) -> None:
         request_id, code, content = parse_answer(message)

@@ -19,17 +19,24 @@ from bookie.errors import (
     ClientClosedError,
     OperationTimeoutError,
 )
-from bookie.ids import Status
+from bookie.ids import JOINED_MESSAGES_METADATA, Status
 from bookie.telemetry import Metrics
 from bookie.wire.carrier import CallCode
 from bookie.wire.client.channel import BookieChannel
+from bookie.wire.coalesce import split_message
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand
+from bookie.wire.frames import client
 from bookie.wire.frames.format import (
+    SCRATCH_BYTES,
     BookieHello,
+    CallRequest,
+    UnitBuffer,
+    UnitKind,
     encode_answer,
     encode_bookie_hello,
     encode_end,
+    encode_request,
     pack_size,
 )
 from tests.served_node import serve_both
@@ -39,6 +46,7 @@ from tests.unit.wire.frames.raw_peer import frame
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 OK = encode_bookie_hello(BookieHello(CallCode.OK, ""))
+JOINING = BookieHello(CallCode.OK, "", (JOINED_MESSAGES_METADATA,))
 
 
 @asynccontextmanager
@@ -247,3 +255,62 @@ async def test_a_message_that_is_too_large_is_not_sent() -> None:
         await until(lambda: bool(broken))
         assert isinstance(broken[0], BadRequestError)
         assert not node.calls
+
+
+async def test_calls_share_the_encoded_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same in each call of one kind, so it is encoded once."""
+    encoded: list[str] = []
+
+    def noting(request: CallRequest) -> bytes:
+        encoded.append(request.rpc)
+        return encode_request(request)
+
+    monkeypatch.setattr(client, "encode_request", noting)
+    async with served() as (node, port), channel_to(port) as channel:
+        for number in range(5):
+            assert (await channel.force(number, timeout=60)).status is Status.OK
+            assert (await channel.read_lac(number, b"k", timeout=60)).status is Status.OK
+        assert [name for name, *_ in node.calls] == ["force", "read_lac"] * 5
+        assert encoded == ["Force", "ReadLac"]
+
+
+async def test_messages_that_came_together_let_others_run_in_between() -> None:
+    """What the answers set free is sent after the first of them, not after the last."""
+    messages = b"".join(frame(b"%d" % number) for number in range(20))
+    async with odd_bookie(OK + messages + encode_end(CallCode.OK)) as port:
+        async with asyncio.TaskGroup() as tasks:
+            carrier = client.FramesCarrier(f"127.0.0.1:{port}", tasks, RpcSettings(), 5)
+            ran: list[bytes] = []
+            loop = asyncio.get_running_loop()
+            async for message in carrier.stream("AddStream", carrier.prepared(())):
+                assert len(ran) == int(message)
+                loop.call_soon(ran.append, message)
+            await carrier.close()
+        assert len(ran) == 20
+
+
+async def test_adds_from_before_the_acceptance_are_joined() -> None:
+    """Only the bookie's hello says that it takes messages of many adds."""
+    received: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        units = UnitBuffer(memoryview(bytearray(SCRATCH_BYTES)))
+        while data := await reader.read(SCRATCH_BYTES):
+            units.space()[: len(data)] = data
+            for kind, body in units.received(len(data)):
+                if kind is UnitKind.HELLO:
+                    units.frame_bytes_max = 1 << 20
+                    writer.write(encode_bookie_hello(JOINING))
+                else:
+                    received.append(body)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, channel_to(server.sockets[0].getsockname()[1]) as channel:
+        stream = channel.add_stream(lambda *_: None, lambda _: None)
+        adds = [encode_add_request(number, 3, batch_of([40])) for number in range(10)]
+        for add in adds:
+            stream.send(add)
+        await until(lambda: len(received) == 2)
+        assert received[0] == adds[0]  # it waited for the acceptance
+        assert [bytes(one) for one in split_message(received[1])] == adds[1:]
