@@ -37,7 +37,7 @@ class Pems:
     key: bytes = field(default=b"", repr=False)
 
 
-_Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, Mapping[str, str]]
+_Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, ssl.SSLContext, Mapping[str, str]]
 
 
 class PemFiles(Followed[_Loaded]):
@@ -76,7 +76,7 @@ class PemFiles(Followed[_Loaded]):
         self._check = check
         self._judge = judge or _no_faults
         self._stamp, loaded = self._load_first(patience_seconds)
-        self.pems, self.context, self.faults = loaded
+        self.pems, self.context, self._client_context, self.faults = loaded
         """The content of the files, the SSL context for HTTP, and the faults of the certificate.
 
         The context is for a server if the settings name a certificate, otherwise for a client. A
@@ -84,8 +84,8 @@ class PemFiles(Followed[_Loaded]):
         """
 
     def client_context(self) -> ssl.SSLContext:
-        """Return an SSL context for requests to the HTTP servers of bookies."""
-        return client_context(self._settings)
+        """Return the SSL context for connections to bookies: the same until the files change."""
+        return self._client_context
 
     @property
     def settings(self) -> SecuritySettings:
@@ -97,7 +97,7 @@ class PemFiles(Followed[_Loaded]):
         return loaded
 
     def _take(self, loaded: _Loaded) -> None:
-        self.pems, self.context, self.faults = loaded
+        self.pems, self.context, self._client_context, self.faults = loaded
 
     def _tell(self, refusal: str) -> None:
         if refusal:
@@ -163,8 +163,10 @@ class PemFiles(Followed[_Loaded]):
             fault = certificate_fault(read["ca"])
             raise unusable("security.ca_file", settings.ca_file, error, fault) from error
         try:
-            make = server_context if settings.serves_tls else client_context
-            pems, context, faults = Pems(**read), make(settings), self._judge(settings)
+            context = of_client = client_context(settings)
+            if settings.serves_tls:
+                context = server_context(settings)
+            pems, faults = Pems(**read), self._judge(settings)
         except OSError as error:
             for name, fault_of in (("certificate", certificate_fault), ("key", key_fault)):
                 content = read.get(name)
@@ -181,7 +183,7 @@ class PemFiles(Followed[_Loaded]):
                 self._check(pems)
         except ValueError as error:
             raise ConfigurationError(f"the files of [security] cannot be used: {error}") from error
-        return pems, context, faults
+        return pems, context, of_client, faults
 
 
 def _no_faults(_settings: SecuritySettings) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -82,7 +82,8 @@ class FramesCarrier:
         tasks: the group that runs attempts to connect; it must outlive `close`.
         settings: message sizes and keepalive, the same as the bookie's.
         connect_timeout_seconds: the longest time until the bookie's hello.
-        context: the SSL context for TLS, which verifies the host; None means plaintext.
+        context: returns the SSL context for TLS, which verifies the host. It is asked at each
+            attempt to connect, because certificates are renewed. None means plaintext.
     """
 
     failures: tuple[type[Exception], ...] = (CallError,)
@@ -94,7 +95,7 @@ class FramesCarrier:
         tasks: asyncio.TaskGroup,
         settings: RpcSettings,
         connect_timeout_seconds: float,
-        context: ssl.SSLContext | None = None,
+        context: Callable[[], ssl.SSLContext | None] | None = None,
     ) -> None:
         self.address = address
         self.host, self.port = split_address(address)
@@ -201,14 +202,15 @@ class ClientConnection(FramedConnection):
 
     async def _connect(self) -> None:
         carrier = self._carrier
-        host = carrier.host if carrier.context is not None else None
+        context = None if carrier.context is None else carrier.context()
+        host = None if context is None else carrier.host
         try:
             async with asyncio.timeout(carrier.connect_timeout_seconds):
                 await self._loop.create_connection(
                     lambda: self,
                     carrier.host,
                     carrier.port,
-                    ssl=carrier.context,
+                    ssl=context,
                     server_hostname=host,
                 )
                 while self._offered is None and not self.is_over:

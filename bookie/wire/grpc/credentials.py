@@ -91,8 +91,6 @@ class ChannelSecurity:
             self._token = TokenFile(self.settings.token_file)
         self._made_of: Pems | None = None
         self._credentials: Any = None
-        self._context_of: Pems | None = None
-        self._context: ssl.SSLContext | None = None
 
     def credentials(self) -> Any:
         """Return the credentials for a new channel: the same object until a file changes.
@@ -118,10 +116,7 @@ class ChannelSecurity:
         if self._files is None:
             return None
         self._files.refresh()
-        pems = self._files.pems
-        if self._context is None or pems is not self._context_of:
-            self._context, self._context_of = self._files.client_context(), pems
-        return self._context
+        return self._files.client_context()
 
     def authorization(self) -> str:
         """Return the value for the metadata key ``authorization``; empty without a token."""

@@ -205,6 +205,26 @@ def test_a_client_takes_renewed_files(renewable: Path, monkeypatch: pytest.Monke
     assert ChannelSecurity().context() is None
 
 
+def test_a_channel_shows_a_renewed_certificate(
+    renewable: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """Each connection takes the files as they are then; nobody opens another channel for it."""
+    monkeypatch.setattr(followed_file, "LOOK_SECONDS", 0.0)
+
+    async def case() -> None:
+        async with (
+            served(PemFiles(settings(strangers, "bookie"))) as held,
+            client(held.port, settings(renewable, "client")) as channel,
+        ):
+            with pytest.raises(TlsError):
+                await channel.info(timeout=QUICK_SECONDS)
+            for name in ("ca.pem", "client.pem", "client-key.pem"):
+                (renewable / name).write_bytes((strangers / name).read_bytes())
+            assert (await channel.info(timeout=QUICK_SECONDS)).bookie_id
+
+    run(case)
+
+
 async def added(channel: BookieChannel) -> Status:
     """The status of an add."""
     answers: list[Status] = []

@@ -135,6 +135,17 @@ def test_an_encrypted_key(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
         PemFiles(settings(directory))
 
 
+@pytest.mark.parametrize("name", ["b1", ""])
+def test_a_context_of_a_client_needs_no_file_again(directory: Path, name: str) -> None:
+    """Files may be unusable at any moment, such as during a renewal."""
+    trusting = SecuritySettings(ca_file=str(directory / "ca.pem"))
+    files = PemFiles(settings(directory) if name else trusting)
+    for one in directory.iterdir():
+        one.unlink()
+    assert files.client_context().verify_mode is ssl.CERT_REQUIRED
+    assert files.client_context() is files.client_context()
+
+
 def test_a_key_of_another_certificate(directory: Path) -> None:
     authority.issue(directory, "b2", ["127.0.0.1"])
     mixed = settings(directory).model_copy(update={"key_file": str(directory / "b2-key.pem")})
