@@ -114,7 +114,7 @@ class BookieChannel:
         settings = settings or RpcSettings()
         self._carrier: Carrier
         if is_framed:
-            context = None if security is None else security.context
+            context = None if security is None or credentials is None else security.context
             self._carrier = FramesCarrier(
                 address, tasks, settings, connect_timeout_seconds, context
             )
