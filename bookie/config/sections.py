@@ -105,6 +105,13 @@ class ListenSettings(Section):
         " none. It uses the same TLS, roles and limits. Clients find it by the registration, at the"
         " same host.",
     )
+    advertised_frames_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="The port by which clients by frames connect; 0 means frames_port. Set it where"
+        " ports are mapped, such as for containers.",
+    )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
 

@@ -457,7 +457,10 @@ def endpoints_of(
     tls = "s" if settings.security.serves_tls else ""
     plaintext = (Endpoint(ENTRIES, host, plaintext_port, "grpc"),) if plaintext_port else ()
     protocol = FRAMES_PROTOCOLS[settings.security.serves_tls]
-    frames = (Endpoint(FRAMES, host, listen.frames_port, protocol),) if listen.frames_port else ()
+    frames: tuple[Endpoint, ...] = ()
+    if listen.frames_port:
+        frames_port = listen.advertised_frames_port or listen.frames_port
+        frames = (Endpoint(FRAMES, host, frames_port, protocol),)
     return (
         *plaintext,
         Endpoint(ENTRIES, host, listen.advertised_port or port, f"grpc{tls}"),

@@ -42,3 +42,20 @@ def test_a_wildcard_is_found_by_an_address_that_leads_there(
     endpoints = endpoints_of(settings, 1, 2)
     assert [(one.name, one.port) for one in endpoints] == [("bookie", 1), ("http", 2)]
     assert tuple(one.host for one in endpoints) == found
+
+
+@pytest.mark.parametrize(
+    ("port", "advertised", "named"), [(0, 0, []), (3182, 0, [3182]), (3182, 4182, [4182])]
+)
+def test_frames_are_named_by_the_port_that_leads_there(
+    port: int, advertised: int, named: list[int]
+) -> None:
+    """Containers may all have the same port inside; outside each needs its own."""
+    settings = load_settings(
+        overrides={
+            "listen.frames_port": str(port),
+            "listen.advertised_frames_port": str(advertised),
+        },
+        environment={},
+    )
+    assert [one.port for one in endpoints_of(settings, 1, 2) if one.name == "frames"] == named
