@@ -52,8 +52,8 @@ class Carrier(Protocol):
         """True if a connection is ready, and no attempt to connect has failed since."""
 
     @property
-    def is_useless(self) -> bool:
-        """True if several attempts to connect have failed, and none has ever succeeded."""
+    def is_failing(self) -> bool:
+        """True if so many attempts to connect have failed in a row that another carrier is due."""
 
     def prepared(self, metadata: Pairs, /) -> Any:
         """Return the metadata in the carrier's own form, for many calls."""

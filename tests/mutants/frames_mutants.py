@@ -199,11 +199,51 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "Whoever writes the metadata store could turn encryption off.",
     ),
     Mutant(
-        "a client never falls back to gRPC",
+        "frames that have worked are never given up",
+        "bookie/ledger/connection/chosen_channel.py",
+        "(channel.is_failing and now >= self._doubt_at)",
+        "False",
+        (
+            f"{_TRANSPORTS}a_client_goes_back_to_grpc_when_frames_fail",
+            f"{_TRANSPORTS}frames_that_lead_to_another_bookie_are_not_taken",
+        ),
+        "A firewall that blocks the port of frames later would cut the client off.",
+    ),
+    Mutant(
+        "a bookie that does not answer a stream counts for nothing",
+        "bookie/wire/client/channel.py",
+        "            None if self.is_framed else self._connect_timeout_seconds,\n",
+        "            self._connect_timeout_seconds,\n",
+        (f"{_TRANSPORTS}a_client_goes_back_to_grpc_when_frames_fail",),
+        "A client that only appends would never go by gRPC behind a firewall that drops.",
+    ),
+    Mutant(
+        "frames are taken before they are proven",
+        "bookie/ledger/connection/chosen_channel.py",
+        "self._pool.open_channel(offered[0], self._bookie_id)",
+        "self._pool.open_channel(offered[-1], self._bookie_id)",
+        (
+            f"{_TRANSPORTS}frames_that_lead_nowhere_are_never_taken",
+            f"{_TRANSPORTS}frames_that_lead_to_another_bookie_are_not_taken",
+        ),
+        "Each arrival of a bookie would interrupt the writers that frames do not reach.",
+    ),
+    Mutant(
+        "a lane goes down when its carrier changes",
         "bookie/ledger/connection/pool.py",
-        "        falls_back = channel is not None and self._falls_back(channel)\n",
-        "        falls_back = False\n",
-        (f"{_TRANSPORTS}a_client_falls_back_if_frames_cannot_be_reached",),
-        "A firewall that knows only the port of gRPC would cut the client off.",
+        "        if not self._is_needed or self._stream is None or not self._stream.is_open:\n",
+        "        if True:\n",
+        (f"{_TRANSPORTS}frames_that_lead_nowhere_are_never_taken",),
+        "Over a slow network each new client would replace healthy bookies.",
+    ),
+    Mutant(
+        "a channel is known by its address alone",
+        "bookie/ledger/connection/chosen_channel.py",
+        "        (channel.address, channel.is_framed, channel.credentials is not None)\n"
+        "        == (one.address, one.name == FRAMES, speaks_tls(one))\n",
+        "        (channel.address, channel.credentials is not None)\n"
+        "        == (one.address, speaks_tls(one))\n",
+        (f"{_TRANSPORTS}a_bookie_may_come_back_with_the_ports_swapped",),
+        "gRPC would talk to the port of frames for ever.",
     ),
 )

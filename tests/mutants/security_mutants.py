@@ -63,7 +63,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a client keeps the credentials of its first connection",
-        "bookie/ledger/connection/pool.py",
+        "bookie/ledger/connection/chosen_channel.py",
         "        return is_changed and not channel.is_connected\n",
         "        return False\n",
         (f"{_REAL}::test_a_new_ca_in_the_middle_of_a_stream",),
@@ -71,7 +71,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "changed files end connections that stand",
-        "bookie/ledger/connection/pool.py",
+        "bookie/ledger/connection/chosen_channel.py",
         "        return is_changed and not channel.is_connected\n",
         "        return is_changed\n",
         (f"{_REAL}::test_a_new_ca_in_the_middle_of_a_stream",),

@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.endpoints import FRAMES, speaks_tls
-from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.cluster.registration_record import Endpoint
 from bookie.config import ClientSettings, RpcSettings
 from bookie.env import gather
 from bookie.env.backoff import Backoff
@@ -40,6 +40,7 @@ from bookie.errors import (
 )
 from bookie.ids import Status
 from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.ledger.connection.chosen_channel import ChosenChannel
 from bookie.wire.client.channel import AddStream, BookieChannel, LacState, LacWatch
 from bookie.wire.commands import Info
 from bookie.wire.grpc.credentials import ChannelSecurity
@@ -50,6 +51,8 @@ RECONNECT_SECONDS_MAX = 1.0
 
 LINGER_SECONDS_MAX = 1.0
 """The longest time that a closing client waits until bookies have received the last LAC."""
+
+MOVED = "the bookie has another address now"
 
 S = TypeVar("S", AddStream, LacWatch)
 
@@ -102,9 +105,25 @@ class _Reconnecting(ABC, Generic[S]):
         """Handle that the stream broke."""
 
     def drop(self) -> None:
-        """Drop the stream, because its channel was closed."""
+        """Drop the stream, because its channel is closed."""
+        if self._stream is not None:
+            self._stream.abandon()
         self._stream = self._channel = None
-        self._on_broken(BookieUnreachableError("the bookie has another address now"))
+        self._on_broken(BookieUnreachableError(MOVED))
+
+    def move(self, channel: BookieChannel) -> None:
+        """Go over to `channel`, which the connection has from now on, and which reaches the bookie.
+
+        The former channel stays open until `leave_channel`.
+        """
+        del channel
+        self.drop()
+        self.hurry()
+
+    def leave_channel(self, channel: BookieChannel) -> None:
+        """Drop the stream if it is on this channel, which is closed now."""
+        if self._channel is channel:
+            self.drop()
 
     def abandon(self) -> None:
         if self._timer is not None:
@@ -239,6 +258,32 @@ class AddConnection(_Reconnecting[AddStream]):
     def _is_needed(self) -> bool:
         return bool(self._users) and not self._is_lost
 
+    def move(self, channel: BookieChannel) -> None:
+        """Go over to `channel` when the bookie accepts a stream there; until then nothing changes.
+
+        So the lane is down for no time, in which writers would replace the bookie.
+        """
+        if not self._is_needed or self._stream is None or not self._stream.is_open:
+            super().move(channel)
+            return
+
+        def on_open() -> None:
+            if self._stream is not stream:
+                if self._stream is not None:
+                    self._stream.abandon()
+                self._stream, self._channel = stream, channel
+                # What the former stream has not answered is sent again.
+                self._on_broken(BookieUnreachableError(MOVED))
+            self._on_open()
+
+        def on_broken(error: BookieError) -> None:
+            if self._stream is stream:
+                self._on_broken(error)
+
+        stream = channel.add_stream(
+            self._on_answer, on_broken, on_open, incarnation=self._incarnation
+        )
+
     def _open(self, channel: BookieChannel) -> AddStream:
         return channel.add_stream(
             self._on_answer, self._on_broken, self._on_open, incarnation=self._incarnation
@@ -352,11 +397,7 @@ class BookieConnection:
     def __init__(self, bookie_id: str, pool: BookiePool) -> None:
         self.bookie_id = bookie_id
         self._pool = pool
-        self._channel: BookieChannel | None = None
-        self._registration: Registration | None = None
-        """The registration from which the address of the channel was taken."""
-        self._without_frames: tuple[int, tuple[Endpoint, ...]] | None = None
-        """The arrival and the addresses of the bookie for which frames could not be reached."""
+        self._chosen = ChosenChannel(bookie_id, pool, self._lanes)
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
         """`_plain` and `_recovery` map an incarnation of the bookie to the lane of this
@@ -386,51 +427,10 @@ class BookieConnection:
             BookieUnreachableError: the bookie's address is unknown.
             TlsError: the client's settings forbid the bookie's address.
         """
-        registration = self._pool.directory.last_known(self.bookie_id)
-        channel, is_known = self._channel, registration is self._registration
-        falls_back = channel is not None and self._falls_back(channel)
-        if channel is not None and is_known and not (falls_back or self._is_outdated(channel)):
-            return channel
-        if falls_back:
-            self._without_frames = self._arrival()
-        is_avoided = self._without_frames is not None and self._without_frames == self._arrival()
-        endpoint = self._pool.resolve(self.bookie_id, avoid_frames=is_avoided)
-        self._registration = registration
-        is_same = channel is not None and (
-            (channel.address, channel.credentials is not None)
-            == (endpoint.address, speaks_tls(endpoint))
-        )
-        if channel is None or not is_same or self._is_outdated(channel):
-            before = channel
-            self._channel = channel = self._pool.open_channel(endpoint, self.bookie_id)
-            if before is not None:
-                self._pool.close_channel(before)
-                for lane in self._lanes():
-                    lane.drop()
-        return channel
-
-    def _falls_back(self, channel: BookieChannel) -> bool:
-        """True if frames cannot be reached, such as behind a firewall, and gRPC may be used."""
-        return channel.is_useless and self._pool.settings.transport == "auto"
-
-    def _arrival(self) -> tuple[int, tuple[Endpoint, ...]]:
-        """Return what tells one start of the bookie from the next: then frames are tried again."""
-        directory = self._pool.directory
-        registration = directory.last_known(self.bookie_id)
-        endpoints = () if registration is None else registration.endpoints
-        return directory.arrivals(self.bookie_id), endpoints
-
-    def _is_outdated(self, channel: BookieChannel) -> bool:
-        """True if the channel is not connected, and the credential files changed since it opened.
-
-        A connected channel stays in use, so that its streams continue.
-        """
-        if channel.credentials is None:
-            return False
-        is_changed = channel.credentials is not self._pool.security.credentials()
-        return is_changed and not channel.is_connected
+        return self._chosen.channel()
 
     def hurry(self) -> None:
+        self._chosen.hurry()
         for lane in self._lanes():
             lane.hurry()
 
@@ -438,8 +438,7 @@ class BookieConnection:
         """End all streams and calls. The bookie may still carry out requests that it received."""
         for lane in self._lanes():
             lane.abandon()
-        if self._channel is not None:
-            await self._channel.close()
+        await self._chosen.close()
 
 
 class BookiePool:
@@ -471,7 +470,7 @@ class BookiePool:
         self._rpc = rpc
         self._connections: dict[str, BookieConnection] = {}
         self._request_ids = count(1)
-        self._is_closed = False
+        self.is_closed = False
         self._loop = asyncio.get_running_loop()
         self._spawned: set[asyncio.Task[None]] = set()
         self._on_close: dict[Callable[[], None], None] = {}
@@ -489,18 +488,21 @@ class BookiePool:
         return found
 
     def _on_arrival(self, bookie_id: str) -> None:
-        if not self._is_closed and (found := self._connections.get(bookie_id)) is not None:
+        if not self.is_closed and (found := self._connections.get(bookie_id)) is not None:
             found.hurry()
 
-    def resolve(self, bookie_id: str, *, avoid_frames: bool = False) -> Endpoint:
-        """Return the bookie's address that this client may use, without frames if told so.
+    def offered(self, bookie_id: str) -> tuple[Endpoint, ...]:
+        """Return the bookie's addresses that this client may use: by gRPC, then by frames.
 
         Raises:
             BookieUnreachableError: the bookie's address is unknown.
             TlsError: the client's settings forbid the bookie's address.
         """
-        transport = "grpc" if avoid_frames else self.settings.transport
-        return self.directory.resolve(bookie_id, self.security.settings, transport)
+        transport = self.settings.transport
+        best = self.directory.resolve(bookie_id, self.security.settings, transport)
+        if transport != "auto" or best.name != FRAMES:
+            return (best,)
+        return (self.directory.resolve(bookie_id, self.security.settings), best)
 
     def require_permitted(self, bookies: Collection[str]) -> None:
         """Raise an error if the client's settings forbid every bookie of `bookies`.
@@ -511,7 +513,7 @@ class BookiePool:
         refusal: TlsError | None = None
         for bookie_id in bookies:
             try:
-                self.resolve(bookie_id)
+                self.offered(bookie_id)
             except TlsError as error:
                 refusal = error
             except BookieUnreachableError:
@@ -543,7 +545,7 @@ class BookiePool:
         """
         if asyncio.get_running_loop() is not self._loop:
             raise BadRequestError(ELSEWHERE)
-        if self._is_closed:
+        if self.is_closed:
             raise ClientClosedError("the client is closed")
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
@@ -562,7 +564,7 @@ class BookiePool:
 
     def linger(self, event: asyncio.Event) -> None:
         """Make a running `close` wait for `event`, for at most `LINGER_SECONDS_MAX`."""
-        if self._is_closed:
+        if self.is_closed:
             self._lingering.append(event)
 
     def close_channel(self, channel: BookieChannel) -> None:
@@ -572,7 +574,7 @@ class BookiePool:
 
     async def close(self) -> None:
         """Run the callbacks of `on_close`, end all calls and close all connections."""
-        self._is_closed = True
+        self.is_closed = True
         while self._on_close:
             self._on_close.popitem()[0]()
         with suppress(TimeoutError):

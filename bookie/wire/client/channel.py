@@ -132,9 +132,11 @@ class BookieChannel:
         return self._carrier.is_connected
 
     @property
-    def is_useless(self) -> bool:
-        """True if no attempt to connect has ever succeeded, so that another carrier is due."""
-        return self._carrier.is_useless
+    def is_failing(self) -> bool:
+        """True if the address leads to no bookie, or to another one, so that another is due."""
+        return self._carrier.is_failing or any(
+            isinstance(one, AddStream) and one.is_misdirected for one in self._streams
+        )
 
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
@@ -191,7 +193,7 @@ class BookieChannel:
             self.address,
             lambda: carrier.stream(rpc, self._metadata_for(incarnation), is_bulk=is_bulk),
             self._tasks,
-            self._connect_timeout_seconds,
+            None if self.is_framed else self._connect_timeout_seconds,
             self._tls,
             carrier.failures,
             carrier.broken,

@@ -106,8 +106,9 @@ class StreamCall:
     address: str
     open: Callable[[], Any]
     tasks: asyncio.TaskGroup
-    connect_timeout_seconds: float
-    """Seconds within which the bookie must accept the stream."""
+    connect_timeout_seconds: float | None
+    """Seconds within which the bookie must accept the stream; None if the carrier sees to it, which
+    then counts how often that fails."""
     tls: TlsHistory
     failures: tuple[type[Exception], ...]
     """The errors of failed calls, which have the methods `code` and `details`."""
@@ -194,12 +195,18 @@ class Stream(ABC):
         attempt.queued_bytes += len(data)
         attempt.arrived.set()
 
-    async def close(self) -> None:
-        """End the stream without `on_broken`; the bookie may still handle received messages."""
+    def abandon(self) -> None:
+        """End the stream without `on_broken`, and do not wait; no callback is called any more."""
         self._closed = True
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.task is not None:
             attempt.task.cancel()
+
+    async def close(self) -> None:
+        """End the stream without `on_broken`; the bookie may still handle received messages."""
+        attempt = self._attempt
+        self.abandon()
+        if attempt is not None and attempt.task is not None:
             await asyncio.wait((attempt.task,))
 
     @abstractmethod
@@ -305,6 +312,8 @@ class AddStream(Stream):
         self._incarnation = incarnation
         self.life = ""
         """The id of the bookie process that last accepted the stream; empty if it sent none."""
+        self.is_misdirected = False
+        """True if another bookie has answered the last attempt."""
 
     def send(self, request: bytes) -> None:
         """Queue one add request; streams to other bookies may queue the same bytes object.
@@ -317,7 +326,8 @@ class AddStream(Stream):
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
         self.life = named(offered, LIFE_METADATA_KEY)
         other = named(offered, BOOKIE_ID_METADATA_KEY)
-        if self._bookie_id and other not in ("", self._bookie_id):
+        self.is_misdirected = bool(self._bookie_id) and other not in ("", self._bookie_id)
+        if self.is_misdirected:
             # The wanted bookie's state is unknown: it has moved or is down.
             return WrongBookieError(f"bookie {other} answers at {self.address} now")
         found = named(offered, INCARNATION_METADATA_KEY)

@@ -45,8 +45,8 @@ REQUEST_ID_BYTES: Final = 4
 REQUEST_IDS: Final = 2 ** (8 * REQUEST_ID_BYTES)
 """Ids of calls begin again after so many calls."""
 
-ATTEMPTS_MAX: Final = 3
-"""After so many failed attempts to connect, and no success ever, frames count as unreachable."""
+FAILURES_MAX: Final = 3
+"""After so many failed attempts to connect in a row, frames count as unreachable."""
 
 CONNECTING: Final = "failed to connect: "
 """Begins the details of a failure before the bookie's hello, as in gRPC's texts."""
@@ -105,9 +105,7 @@ class FramesCarrier:
         self.context = context
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.failures_in_row = 0
-        """The number of failed attempts to connect since the last one that succeeded."""
-        self.was_ready = False
-        """True if the bookie has ever answered a hello on this carrier."""
+        """The number of failed attempts to connect since the last one that a bookie answered."""
         self._connections: dict[ClientConnection, None] = {}
         self._calls: CallsConnection | None = None
         self._is_closed = False
@@ -117,8 +115,8 @@ class FramesCarrier:
         return not self.failures_in_row and any(one.is_ready for one in self._connections)
 
     @property
-    def is_useless(self) -> bool:
-        return self.failures_in_row >= ATTEMPTS_MAX and not self.was_ready
+    def is_failing(self) -> bool:
+        return self.failures_in_row >= FAILURES_MAX
 
     def prepared(self, metadata: Pairs, /) -> PreparedPairs:
         return PreparedPairs(metadata)
@@ -178,6 +176,8 @@ class ClientConnection(FramedConnection):
         """Futures that are done when the connection is made, greeted, or over."""
         self._offered: Pairs | None = None
         """The metadata of the bookie's hello."""
+        self._is_answered = False
+        """True if a bookie has accepted or refused the conversation."""
         self._outcome: BaseException | None = None
         """The reason for the end; None after an end in order."""
         self.is_over = False
@@ -246,13 +246,15 @@ class ClientConnection(FramedConnection):
     def _greet(self, body: bytes) -> None:
         hello = parse_bookie_hello(body)
         self._units.frame_bytes_max = self._carrier.settings.message_bytes_max + HELLO_BYTES_MAX
-        self._carrier.was_ready = True  # also after a refusal: frames can be reached
-        if hello.code is not CallCode.OK:
-            text = hello.details
-            is_about_tls = hello.code is CallCode.UNAUTHENTICATED
-            self.fail(hello.code, CONNECTING + text if is_about_tls else text)
+        if hello.code is CallCode.UNAUTHENTICATED:
+            self.fail(hello.code, CONNECTING + hello.details)
             return
+        # Also by a refusal, such as of a bookie that starts: frames can be reached.
         self._carrier.failures_in_row = 0
+        self._is_answered = True
+        if hello.code is not CallCode.OK:
+            self.fail(hello.code, hello.details)
+            return
         self._offered = hello.metadata
         self._is_accepted()
         self._tell()
@@ -282,7 +284,7 @@ class ClientConnection(FramedConnection):
             return False
         self.is_over = True
         self._outcome = outcome
-        if self._offered is None and isinstance(outcome, CallError):
+        if not self._is_answered and isinstance(outcome, CallError):
             self._carrier.failures_in_row += 1
         self._carrier.forget(self)
         self._is_discarding = True

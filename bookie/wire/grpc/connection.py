@@ -47,8 +47,8 @@ class GrpcCarrier:
         return grpc.ChannelConnectivity.READY in states and failed not in states
 
     @property
-    def is_useless(self) -> bool:
-        return False  # there is no other carrier to try
+    def is_failing(self) -> bool:
+        return False  # nothing else reaches a bookie that gRPC does not reach
 
     def prepared(self, metadata: Pairs, /) -> Any:
         # In gRPC's own type, so that gRPC need not convert it at each call.

@@ -55,8 +55,8 @@ class RealCluster:
         """Whether bookies that start offer frames in their registration."""
         self.frames_ports: dict[int, int] = {}
         """The address of each bookie for frames; it is served, even if it is not offered."""
-        self.unreachable_frames: dict[int, int] = {}
-        """Ports that bookies offer instead, and at which nobody listens."""
+        self.offered_frames: dict[int, int] = {}
+        """Ports that bookies offer instead, such as those of a proxy."""
 
     async def start(self, number: int, *, same_port: bool = True) -> None:
         """Start a bookie, on the port that it had before if it had one."""
@@ -121,7 +121,7 @@ class RealCluster:
             endpoints: tuple[Endpoint, ...]
             endpoints = (Endpoint("bookie", "127.0.0.1", bound["grpc"], "grpc"),)
             if self.offers_frames:
-                offered = self.unreachable_frames.get(number, bound["frames"])
+                offered = self.offered_frames.get(number, bound["frames"])
                 endpoints += (Endpoint("frames", "127.0.0.1", offered, "frames"),)
             registration = Registration(bookie_id, endpoints, incarnation=node.bookie.incarnation)
             async with BookieRegistration(self.store, registration):
