@@ -25,7 +25,7 @@ RETIRE_SECONDS: Final = 30.0
 """The time in which calls end on a channel that another one has replaced."""
 
 
-class Lane(Protocol):
+class MovableLane(Protocol):
     """A stream to the bookie, which its owner opens again when it breaks."""
 
     def drop(self) -> None:
@@ -53,7 +53,7 @@ class ChosenChannel:
     """
 
     def __init__(
-        self, bookie_id: str, pool: BookiePool, lanes: Callable[[], Iterable[Lane]]
+        self, bookie_id: str, pool: BookiePool, lanes: Callable[[], Iterable[MovableLane]]
     ) -> None:
         self._bookie_id = bookie_id
         self._pool = pool
