@@ -237,6 +237,22 @@ FRAMES_MUTANTS: tuple[Mutant, ...] = (
         "Over a slow network each new client would replace healthy bookies.",
     ),
     Mutant(
+        "a change of the carrier voids acknowledgements",
+        "bookie/ledger/connection/pool.py",
+        "                if is_same:\n",
+        "                if False:\n",
+        (f"{_TRANSPORTS}a_change_of_the_carrier_voids_no_acknowledgement",),
+        "The first force of each new client would fail.",
+    ),
+    Mutant(
+        "an acknowledgement of another process counts",
+        "bookie/ledger/connection/pool.py",
+        'self.is_up and self.life != "" and self.life == stream.life\n',
+        "True\n",
+        (f"{_TRANSPORTS}a_lane_that_moves_to_another_process_was_down",),
+        "A force would promise what the former process has lost.",
+    ),
+    Mutant(
         "a channel is known by its address alone",
         "bookie/ledger/connection/chosen_channel.py",
         "        (channel.address, channel.is_framed, channel.credentials is not None)\n"

@@ -261,7 +261,8 @@ class AddConnection(_Reconnecting[AddStream]):
     def move(self, channel: BookieChannel) -> None:
         """Go over to `channel` when the bookie accepts a stream there; until then nothing changes.
 
-        So the lane is down for no time, in which writers would replace the bookie.
+        So the lane is down for no time, in which writers would replace the bookie. If the process
+        of the bookie is the same, what it has acknowledged without a sync still counts.
         """
         if not self._is_needed or self._stream is None or not self._stream.is_open:
             super().move(channel)
@@ -269,11 +270,14 @@ class AddConnection(_Reconnecting[AddStream]):
 
         def on_open() -> None:
             if self._stream is not stream:
+                is_same = self.is_up and self.life != "" and self.life == stream.life
                 if self._stream is not None:
                     self._stream.abandon()
                 self._stream, self._channel = stream, channel
-                # What the former stream has not answered is sent again.
-                self._on_broken(BookieUnreachableError(MOVED))
+                if is_same:
+                    self._awaited.clear()  # the users send it again
+                else:
+                    self._on_broken(BookieUnreachableError(MOVED))
             self._on_open()
 
         def on_broken(error: BookieError) -> None:
