@@ -20,7 +20,7 @@ from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import until
 
 CARRIER = os.environ.get("CARRIER_OF_TESTS", "grpc")
-"""With ``frames``, bookies of these tests offer frames, so that all clients go by them."""
+"""With ``frames``, bookies of these tests offer frames, so that all clients change to them."""
 
 SESSION_TIMEOUT_SECONDS = 2.0
 BOOKIES = ("b1", "b2", "b3")

@@ -21,9 +21,12 @@ TESTS = [
 globals().update(TESTS)
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    """Three bookies that clients reach by frames."""
+@pytest.fixture(params=["frames", "auto"])
+async def cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[RealCluster]:
+    """Three bookies that clients reach by frames: from the beginning, or after a change to them."""
+    monkeypatch.setenv("BOOKIE_CLIENT__TRANSPORT", request.param)
     async with real_cluster(tmp_path, offers_frames=True) as started:
         yield started
 
