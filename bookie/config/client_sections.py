@@ -203,8 +203,8 @@ class ClientSettings(Section):
 
     transport: Transport = Field(
         default="auto",
-        description="The carrier of calls to bookies. auto: frames where a bookie offers them and"
-        " they can be reached, otherwise gRPC. grpc or frames: that carrier alone.",
+        description="The carrier of calls to bookies. auto: gRPC at once, and frames as soon as a"
+        " bookie that offers them has answered by frames. grpc or frames: that carrier alone.",
     )
 
     @model_validator(mode="after")
