@@ -70,12 +70,17 @@ class ChosenChannel:
         """Event-loop time from which a failing carrier is a reason to choose again."""
         self._timer: asyncio.TimerHandle | None = None
         """Tries again whether frames reach the bookie."""
+        self._retiring: dict[BookieChannel, asyncio.TimerHandle] = {}
+        """The former channels, and the timers that close them."""
 
     async def close(self) -> None:
-        """End all calls of the channel."""
+        """End all calls, also those on former channels."""
         self._stop_timer()
-        if self._channel is not None:
-            await self._channel.close()
+        for timer in self._retiring.values():
+            timer.cancel()
+        for channel in (self._channel, *self._retiring):
+            if channel is not None:
+                await channel.close()
 
     def hurry(self) -> None:
         """Choose anew at once, because the bookie has just registered."""
@@ -152,32 +157,34 @@ class ChosenChannel:
         """Go by an address of the bookie if the bookie answers there; return False otherwise."""
         probe, is_taken = self._pool.open_channel(endpoint, self._bookie_id), False
         try:
-            # NotPermittedError: it answers a client that has no role of its own.
-            with suppress(NotPermittedError):
+            try:
                 await probe.info(timeout=self._pool.settings.connect_timeout_seconds)
+            except NotPermittedError:
+                pass  # the bookie answers, to a client without a role
+            except BookieError:
+                return False
             if endpoint in self._offered and not _leads_to(self._channel, endpoint):
-                former, self._channel, is_taken = self._channel, probe, True
-                for lane in self._lanes():
-                    lane.move(probe)
-                if former is not None:
-                    self._pool.spawn(self._retire(former), name=f"retire {former.address}")
-        except BookieError:
-            return False
+                self._replace(probe)
+                is_taken = True
         finally:
             if not is_taken:
                 await probe.close()
         return True
 
-    async def _retire(self, former: BookieChannel) -> None:
-        """Close a channel that another one has replaced, when its calls have had their time."""
-        has_moved = False
-        try:
-            await asyncio.sleep(RETIRE_SECONDS)
-            has_moved = True
-            for lane in self._lanes():
-                lane.leave_channel(former)
-        finally:
-            await former.close(has_moved=has_moved)
+    def _replace(self, channel: BookieChannel) -> None:
+        """Use `channel` from now on; close the former one when its calls have had their time."""
+        former, self._channel = self._channel, channel
+        if former is not None:
+            loop = asyncio.get_running_loop()
+            self._retiring[former] = loop.call_later(RETIRE_SECONDS, self._retire, former)
+        for lane in self._lanes():
+            lane.move(channel)
+
+    def _retire(self, former: BookieChannel) -> None:
+        del self._retiring[former]
+        for lane in self._lanes():
+            lane.leave_channel(former)
+        self._pool.close_channel(former)
 
     def _probe_again(self) -> None:
         self._chosen_for = None
