@@ -41,6 +41,7 @@ _TAKES: Mapping[str, set[str]] = {
     "Moment": {"int"},
     "LogStart": {"none", "int"},
     "DigestName": set(),
+    "Transport": set(),
     "OnTruncated": set(),
     "tuple[int, int]": set(),
     "tuple[str, int]": set(),
