@@ -28,12 +28,34 @@ def units(data: bytes) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     for start in range(0, len(data), piece):
         part = data[start : start + piece]
-        buffer.space()[: len(part)] = part
-        found += buffer.received(len(part))
-        buffer.frame_bytes_max = FRAME_BYTES_MAX
-        while buffer.has_more:
-            found += buffer.received(0)
+        while part:
+            space = buffer.space()
+            taken = min(len(space), len(part))
+            space[:taken], part = part[:taken], part[taken:]
+            found += buffer.received(taken)
+            buffer.frame_bytes_max = FRAME_BYTES_MAX
+            while buffer.has_more:
+                found += buffer.received(0)
     return found
+
+
+def bounded(parse: Parse, size: int) -> Parse:
+    """Parse at most as many bytes as `UnitBuffer` lets through."""
+
+    def parsed(data: bytes) -> Any:
+        if len(data) > size:
+            raise BadRequestError("too large")
+        return parse(data)
+
+    return parsed
+
+
+def end(data: bytes) -> tuple[CallCode, str]:
+    """Parse an end. A byte that is no UTF-8 becomes three, which may be more than an end holds."""
+    code, details = frames.parse_end(data)
+    if len(details.encode()) > frames.HELLO_BYTES_MAX:
+        raise BadRequestError("too large")
+    return code, details
 
 
 def message(body: bytes) -> bytes:
@@ -53,14 +75,14 @@ def row(name: str, parse: Parse, encode: Callable[[Any], bytes] | None, *seeds: 
 TARGETS = (
     row(
         "client_hello",
-        frames.parse_client_hello,
+        bounded(frames.parse_client_hello, frames.HELLO_BYTES_MAX),
         lambda one: frames.encode_client_hello(one)[HEAD:],
         CLIENT[HEAD:],
         b"\x00\x05Calls",
     ),
     row(
         "bookie_hello",
-        frames.parse_bookie_hello,
+        bounded(frames.parse_bookie_hello, frames.HELLO_BYTES_MAX),
         lambda one: frames.encode_bookie_hello(one)[HEAD:],
         BOOKIE[HEAD:],
         REFUSAL[HEAD:],
@@ -86,7 +108,12 @@ TARGETS = (
         frames.encode_answer(7, CallCode.OK, b"message"),
         frames.encode_answer(8, CallCode.UNIMPLEMENTED, b"no such call"),
     ),
-    row("end", frames.parse_end, lambda one: frames.encode_end(*one)[4:], END[4:]),
+    row(
+        "end",
+        end,
+        lambda one: frames.encode_end(*one)[4:],
+        END[4:],
+    ),
     row(
         "units",
         units,
