@@ -23,8 +23,8 @@ CLOSED      the owner ended the session                          nothing
 =========== ==================================================== ===============================
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
-then. A session that is lost by the owner's clock may still be alive at the server, and a renewal
-may continue this session. Consumers get SESSION_LOST and SESSION_REESTABLISHED in any case.
+then. A session that is lost by the owner's clock may still be alive at the server, so a renewal may
+continue it. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
 event loop. The clock of `SessionMachine` also runs while the machine is suspended. So
