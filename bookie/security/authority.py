@@ -19,13 +19,13 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.private_files import NewFile, locked, replace_files, write_new
+from bookie.security.private_files import NewFile, locked, locked_existing, replace_files, write_new
 
 CA_NAME = "ca"
 CA_DAYS = 3650
@@ -111,7 +111,7 @@ def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = 
         raise BadRequestError(f"{name!r} is the name of the CA; take another one")
     _require_name(name)
     alternatives = _alternatives(hosts)
-    with _locked(directory):
+    with locked_existing(directory, f"`bookie security init {directory}` makes a CA"):
         if os.path.lexists(certificate_path(directory, name)):
             raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
         if os.path.lexists(key_path(directory, name)):
@@ -136,7 +136,7 @@ def renew(directory: Path, name: str, *, days: int | None = None) -> None:
     from cryptography import x509
 
     _require_name(name)
-    with _locked(directory):
+    with locked_existing(directory, f"`bookie security init {directory}` makes a CA"):
         former = _load(directory, name)
         if name == CA_NAME:
             key = _load_key(directory)
@@ -167,19 +167,6 @@ def _require_name(name: str) -> None:
         raise BadRequestError(
             f"{name!r} must be 1 to 64 letters, digits or ._-, and must not end with -key"
         )
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    try:
-        with locked(directory):
-            yield
-    except FileNotFoundError as error:
-        if directory.exists():
-            raise
-        raise BadRequestError(
-            f"{directory} does not exist; `bookie security init {directory}` makes a CA"
-        ) from error
 
 
 def _authority(key: Any, name: Any, days: int) -> Any:

@@ -41,6 +41,27 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def locked_existing(directory: Path, remedy: str) -> Iterator[None]:
+    """Lock a directory that must exist, until the block ends.
+
+    Args:
+        directory: the directory.
+        remedy: a sentence without its full stop, which tells how to make the directory.
+
+    Raises:
+        BadRequestError: the directory does not exist; the message ends with `remedy`.
+        OSError: the directory cannot be opened.
+    """
+    try:
+        with locked(directory):
+            yield
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        raise BadRequestError(f"{directory} does not exist; {remedy}") from error
+
+
 def write_new(files: Sequence[NewFile]) -> None:
     """Create files in this order, durably.
 

@@ -12,15 +12,13 @@ only the owner can read the second file. Only the owner can ever read the first 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.private_files import NewFile, locked, replace_files
+from bookie.security.private_files import NewFile, locked, locked_existing, replace_files
 from bookie.security.tokens import (
     EDDSA,
     HS256,
@@ -83,7 +81,7 @@ def forget_key(directory: Path, key_id: str) -> None:
         BadRequestError: the key does not exist, or it is the signing key, or a file is damaged.
         OSError: a file cannot be read or written.
     """
-    with _locked(directory):
+    with locked_existing(directory, f"`bookie security token-key {directory}` makes a key"):
         keys = _read_key_set(directory)
         remaining = [one for one in keys if one["kid"] != key_id]
         if len(remaining) == len(keys):
@@ -127,24 +125,6 @@ def make_token(
     issued = int(now_seconds)
     claims = {"sub": name, "aud": audience, "iat": issued, "exp": issued + seconds}
     return encode(claims, _signing_material(jwk), jwk["alg"], {"kid": jwk["kid"]})
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Lock a directory that must exist, until the block ends.
-
-    Raises:
-        BadRequestError: the directory does not exist.
-    """
-    try:
-        with locked(directory):
-            yield
-    except FileNotFoundError as error:
-        if directory.exists():
-            raise
-        raise BadRequestError(
-            f"{directory} does not exist; `bookie security token-key {directory}` makes a key"
-        ) from error
 
 
 def _ed25519_key() -> tuple[dict[str, str], str]:
