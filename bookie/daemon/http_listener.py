@@ -18,7 +18,8 @@ from typing import Final
 
 from aiohttp import web
 
-from bookie.addresses import is_wildcard, join_address
+from bookie.addresses import join_address
+from bookie.env.listening import bind_all
 from bookie.errors import CannotStartError
 
 BACKLOG: Final = 100
@@ -115,17 +116,8 @@ class Listener:
         """
         loop = asyncio.get_running_loop()
         try:
-            if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
-                # A socket on the IPv6 wildcard also accepts IPv4, like the socket of gRPC.
-                self._sockets = [
-                    socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-                ]
-            else:
-                bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-                self._sockets = [one.dup() for one in bound.sockets]
-                bound.close()
+            self._sockets = await bind_all(host, port)
             for one in self._sockets:
-                one.setblocking(False)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
                 one.listen(BACKLOG)
         except OSError as error:

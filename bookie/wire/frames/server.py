@@ -22,8 +22,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from bookie.addresses import is_wildcard, join_address
+from bookie.addresses import join_address
 from bookie.config import RpcSettings
+from bookie.env.listening import bind_all
 from bookie.env.own_sockets import peer_name, plain_address
 from bookie.env.turns import Turns
 from bookie.errors import BadRequestError, CannotStartError
@@ -433,19 +434,9 @@ class FramesPort:
         Raises:
             CannotStartError: the process cannot listen on the address now.
         """
-        loop = asyncio.get_running_loop()
         try:
-            if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
-                # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
-                self._sockets = [
-                    socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-                ]
-            else:
-                bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-                self._sockets = [one.dup() for one in bound.sockets]
-                bound.close()
+            self._sockets = await bind_all(host, port)
             for one in self._sockets:
-                one.setblocking(False)
                 one.listen(BACKLOG)
         except OSError as error:
             self._close_sockets()
