@@ -124,7 +124,7 @@ class BookieChannel:
         self._deadlines: Deadlines[Any] = Deadlines()
         self._reads = ReadStream(self._stream_call("ReadStream"), self._deadlines)
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
-        self._has_moved = False
+        self._is_closed = self._has_moved = False
 
     @property
     def is_connected(self) -> bool:
@@ -144,6 +144,7 @@ class BookieChannel:
         Running calls raise ClientClosedError. If the bookie `has_moved` to another address, they
         raise BookieUnreachableError instead, because they may be retried at the new address.
         """
+        self._is_closed = True
         self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
             await stream.close()
@@ -354,6 +355,7 @@ class BookieChannel:
         32 concurrent calls on two shared cores, 6200 calls a second are possible; with gRPC
         deadlines 2400.
         """
+        self._require_open()
         call = self._carrier.call(rpc, request, self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
         try:
@@ -374,6 +376,11 @@ class BookieChannel:
             raise BookieUnreachableError(f"bookie {self.address} ended a call without an answer")
         return self._understand(parse, data)
 
+    def _require_open(self) -> None:
+        """Raise the error of `_check_cancelled` for a call that begins after `close`."""
+        if self._is_closed:
+            raise closed_error(self.address, has_moved=self._has_moved)
+
     def _check_cancelled(self) -> None:
         """Raise an error if the call ended because the channel was closed; return otherwise.
 
@@ -392,6 +399,7 @@ class BookieChannel:
         self, rpc: str, request: bytes, timeout: float | None, incarnation: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """Yield the messages of a listing; cancel the call if the iteration ends early."""
+        self._require_open()
         metadata = self._metadata_for(incarnation)
         call: Any = self._carrier.listing(rpc, request, metadata, timeout)
         try:

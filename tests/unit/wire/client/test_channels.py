@@ -354,3 +354,18 @@ async def test_closing_a_channel_ends_a_listing_without_cancelling_its_caller(
     await until(lambda: served.node.listed == 1)
     await channel.close()
     assert await task == "lives on"
+
+
+async def test_a_closed_channel_refuses_calls_in_the_words_of_the_client(served: Served) -> None:
+    """A caller may have got the channel before it was closed."""
+    for has_moved, error in ((False, ClientClosedError), (True, BookieUnreachableError)):
+        channel = served.channel
+        if not has_moved:
+            channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
+        await channel.close(has_moved=has_moved)
+        with pytest.raises(error):
+            await channel.info(timeout=60)
+        with pytest.raises(error):
+            await channel.read(ReadCommand(3, 0, 0), timeout=60)
+        with pytest.raises(error):
+            _ = [page async for page in channel.list_ledgers()]
