@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import lmdb
 
 from bookie.entry.checksum import crc32c
-from bookie.env.disk import NO_ROOM_ERRNOS, allocate, is_disk_full
+from bookie.env.disk import NO_ROOM_ERRNOS, allocate, check_takes_changes, is_disk_full
 from bookie.env.kv_check import (
     SUM_KEY,
     SUM_TABLE,
@@ -221,7 +221,7 @@ class LmdbStore:
         self._directory = directory
         self._failure: OSError | None = None
         path = os.path.join(directory, "data.mdb")
-        self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         """The kernel reports a failed write-back once to each open file. The store syncs this extra
         open file only after a failure; the sync then reports if any write was lost."""
 
@@ -264,6 +264,7 @@ class LmdbStore:
             with self._environment.begin(write=True) as transaction:
                 yield transaction
                 was_full = self._free_bytes() < _ROOM_BYTES
+            self._check_committed()
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.MapFullError as error:
@@ -273,6 +274,14 @@ class LmdbStore:
                 raise DiskFullError(f"the index cannot grow: {error}") from error
             self._failure = OSError(errno.EIO, f"the index failed: {error}")
             raise self._failure from error
+
+    def _check_committed(self) -> None:
+        """Raise if the file system failed during the commit, whose syncs may have kept nothing."""
+        try:
+            check_takes_changes(self._witness)
+        except OSError as error:
+            self._failure = error
+            raise
 
     def _is_only_full(self, *, was_full: bool) -> bool:
         """True if a transaction failed only because the device had no room for its data pages.

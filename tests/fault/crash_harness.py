@@ -255,7 +255,8 @@ class CrashHarness:
             await self._verify_entries(channel, batches)
         for ledger_id in self.promises.fenced:
             reply = await channel.read_lac(ledger_id, KEY, timeout=CALL_SECONDS)
-            assert reply.fenced, f"forgot the fence of ledger {ledger_id}{self._story()}"
+            forgot = f"forgot the fence of ledger {ledger_id}: {reply}{self._story()}"
+            assert reply.fenced, forgot
         await self._verify_fences(channel)
 
     async def _verify_entries(self, channel: BookieChannel, batches: list[StoredBatch]) -> None:

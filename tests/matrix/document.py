@@ -92,6 +92,12 @@ once. A commit of the index fails in four places:
 - when all pages are, but not the page that names the tree;
 - when everything is on the device and the call reports an error.
 
+If ext4 turns read-only during a sync, the kernel may lose the new blocks and report success. So
+each sync is followed by a `fallocate` that changes nothing. If this call fails with EROFS or EIO,
+the outcome is that of a failed sync. `tests/system/test_syncs_during_an_error.py` does this on a
+real file system. In such a moment the last commit of the index may be lost, too, and leave a
+damaged index.
+
 The table leaves out an index with a page that a start cannot read (EIO, ENODATA, EBADMSG). The
 start sets that index aside, builds it again from the files, as after damage, and logs it. If a
 journal or a log cannot be read meanwhile, the start ends with exit status 74 and the index stays

@@ -50,6 +50,8 @@ FATAL = {
         # Its space was allocated: there is no such thing as a full device here.
         Fault(WRITES, "error=ENOSPC:when=20", JOURNALS),
         Fault("ftruncate", "error=EIO:when=1", JOURNALS),
+        # The check behind a sync: the file system failed meanwhile.
+        Fault("fallocate", "error=EROFS:when=40", JOURNALS),
     ],
     "new journal": [
         Fault(WRITES, "error=EIO:when=1", NEW_JOURNALS),
@@ -65,6 +67,7 @@ FATAL = {
         # means a full device.
         Fault("pwrite64", "error=ENOSPC:when=5+", INDEX),
         Fault(SYNCS, "error=ENOSPC:when=7", INDEX),
+        Fault("fallocate", "error=EROFS:when=3", INDEX),
     ],
     "replayed log": [
         Fault(WRITES, "error=EIO:when=1", LOGS),

@@ -1,0 +1,55 @@
+"""A file system fails in the middle of syncs: what a sync reported as durable is there afterwards.
+
+Without a check behind its sync, ext4 loses the last block in about one of seven of these rounds. It
+turns read-only while new blocks are on their way, drops them, and reports success.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from bookie.env.disk import File, PosixDisk
+from tests.system.devices import MIB, volume
+
+ROUNDS = 40
+BLOCK = b"x" * 4096
+FILE_BYTES = 8 * MIB
+
+
+def test_what_a_sync_reported_is_there(ram: Path) -> None:
+    choose = random.Random(0)
+    with ThreadPoolExecutor(1) as writer:
+        for number in range(ROUNDS):
+            with volume(ram, f"disk-{number}", 32 * MIB, options="errors=remount-ro") as disk:
+                path = str(disk.path / "journal")
+                file = PosixDisk().create(path, FILE_BYTES if number % 2 else 0)
+                half_way = threading.Event()
+                writing = writer.submit(
+                    _write_until_refused, file, choose.randrange(20, 100) * len(BLOCK), half_way
+                )
+                assert half_way.wait(60), "the device is slow or broken"
+                disk.turn_read_only()
+                synced = writing.result()
+                file.close()
+                disk.restore()
+                assert Path(path).read_bytes()[:synced] == BLOCK * (synced // len(BLOCK)), number
+
+
+def _write_until_refused(file: File, half: int, half_way: threading.Event) -> int:
+    """Write and sync block by block; how many bytes were reported as durable.
+
+    `half_way` is set once `half` bytes are.
+    """
+    synced = 0
+    with suppress(OSError):
+        while synced < FILE_BYTES:
+            file.pwritev([BLOCK], synced)
+            file.fdatasync()
+            synced += len(BLOCK)
+            if synced == half:
+                half_way.set()
+    return synced
