@@ -60,10 +60,10 @@ class MortalFile:
         self._mortality.require_alive()
         return self._file.pwritev(buffers, offset)
 
-    def fdatasync(self) -> None:
+    def fdatasync(self, *, in_place: bool = False) -> None:
         self._mortality.require_alive()
         if self._mortality.fsync:
-            self._file.fdatasync()
+            self._file.fdatasync(in_place=in_place)
 
     def allocate(self, offset: int, size: int) -> None:
         self._mortality.require_alive()

@@ -198,13 +198,16 @@ class BlockFile:
         rest = padding(BLOCK_HEADER_SIZE_BYTES + length, self.header.alignment)
         return [encode_block_header(nonce, header), *body, rest]
 
-    def write(self, block: Sequence[Buffer]) -> int:
-        """Write the block that `encode` returned, without a sync; return the bytes written.
+    def write(self, block: Sequence[Buffer], zeros: bytes = b"") -> int:
+        """Write the block that `encode` returned, without a sync; return the size of the block.
+
+        Behind the block, the call writes `zeros`, which later blocks replace.
 
         Raises:
             OSError: the device failed or has no room; `end` does not change.
         """
-        size = self.file.pwritev(block, self.end)
+        buffers = [*block, zeros] if zeros else block
+        size = self.file.pwritev(buffers, self.end) - len(zeros)
         self.end += size
         self.sequence += 1
         return size

@@ -169,7 +169,7 @@ class SimulatedFile:
     def pread_uncached(self, size: int, offset: int) -> bytes:
         return self.pread(size, offset)
 
-    def fdatasync(self) -> None:
+    def fdatasync(self, *, in_place: bool = False) -> None:
         inode = self.inode
         fault = self._disk.enter("fdatasync", inode.path)
         if fault is not None:

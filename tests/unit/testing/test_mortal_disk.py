@@ -18,7 +18,7 @@ class CountedFile(MortalFile):
         super().__init__(PosixDisk().create(str(path), 0), Mortality(fsync=True))
         self.syncs = 0
 
-    def fdatasync(self) -> None:
+    def fdatasync(self, *, in_place: bool = False) -> None:
         """Count."""
         self.syncs += 1
 

@@ -30,6 +30,7 @@ class Call:
     path: str
     offset: int = 0
     size: int = 0
+    in_place: bool = False
 
 
 @dataclass(slots=True)
@@ -132,9 +133,9 @@ class FaultyFile:
         self._disk.called(Call("pread_uncached", self.path, offset, size))
         return self._file.pread_uncached(size, offset)
 
-    def fdatasync(self) -> None:
+    def fdatasync(self, *, in_place: bool = False) -> None:
         """Take note; nothing here has to outlive the machine."""
-        self._disk.called(Call("fdatasync", self.path))
+        self._disk.called(Call("fdatasync", self.path, in_place=in_place))
         self._disk.synced(self.path)
 
     def size(self) -> int:

@@ -240,6 +240,66 @@ def test_blocks_stand_at_boundaries_and_sequences_rise(tmp_path: Path) -> None:
     assert {block.offset % 512 for block in later} == {0}
 
 
+def writes_and_syncs(journal: Journal) -> list[int | bool]:
+    """The size of each write, and of each sync whether it is in place; then both are forgotten."""
+    calls, journal.disk.calls = journal.disk.calls, []
+    return [
+        call.in_place if call.name == "fdatasync" else call.size
+        for call in calls
+        if call.name in ("pwritev", "fdatasync")
+    ]
+
+
+def test_small_blocks_replace_zeros_that_were_synced(journal: Journal) -> None:
+    """One sync in many makes new space durable; zeros never leave the allocated space."""
+    journal.handle(append())
+    assert writes_and_syncs(journal) == [FILE_BYTES - FILE_HEADER_SIZE_BYTES, False]
+    journal.handle(append())
+    journal.handle(append(1000))
+    assert writes_and_syncs(journal) == [512, True, 1536, True]
+    assert journal.size(1) == FILE_BYTES
+    journal.handle(append(), ask(RequestKind.ROLL))
+    writes_and_syncs(journal)
+    journal.handle(append())
+    _, in_place = writes_and_syncs(journal)
+    assert in_place is False
+
+
+def test_a_sync_is_in_place_only_if_all_its_blocks_are(journal: Journal) -> None:
+    """A block that was written before without a sync counts, too."""
+    journal.handle(append(synced=False))
+    journal.handle(append())
+    assert writes_and_syncs(journal) == [FILE_BYTES - FILE_HEADER_SIZE_BYTES, 512, False]
+    journal.handle(append(synced=False))
+    journal.handle(append())
+    assert writes_and_syncs(journal) == [512, 512, True]
+
+
+def test_no_zeros_stand_behind_a_large_block(tmp_path: Path) -> None:
+    """A small block behind it is in new space again."""
+    journal = Journal(tmp_path, block_bytes_max=32 * KIB)
+    journal.handle(append(20 * KIB))
+    assert writes_and_syncs(journal) == [20 * KIB + 512, False]
+    journal.handle(append())
+    rest = FILE_BYTES - FILE_HEADER_SIZE_BYTES - 20 * KIB - 512
+    assert writes_and_syncs(journal) == [rest, False]
+    journal.handle(append(20 * KIB))
+    assert writes_and_syncs(journal) == [20 * KIB + 512, True]
+    journal.writer.close()
+
+
+def test_more_space_is_not_in_place(growing: Journal) -> None:
+    """Its size has to become durable, which is a change of the file system."""
+    for _ in range(200):
+        journal_size = growing.size(1)
+        growing.handle(append())
+        in_place = writes_and_syncs(growing)[-1]
+        if growing.size(1) > journal_size:
+            assert in_place is False
+            return
+    raise AssertionError("the file never grew")
+
+
 def test_a_roll_syncs_the_old_file_before_the_new_one_takes_a_record(journal: Journal) -> None:
     """The new file is durable first, name and header; the old one is cut to its end, durably.
 
