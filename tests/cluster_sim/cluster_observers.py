@@ -204,12 +204,12 @@ def observed(observers: ClusterObservers) -> Iterator[None]:
         observers.answered(self, event)
         return step(self, event)
 
-    def seen_sync(self: SimulatedFile) -> None:
+    def seen_sync(self: SimulatedFile, *, in_place: bool = False) -> None:
         is_journal = self.inode.path.endswith(".journal")  # cookies hold no entries
         if is_journal:
             observers.saw(BookieEventKind.SYNC_BEGIN)
         try:
-            sync(self)
+            sync(self, in_place=in_place)
         except OSError:
             if is_journal:
                 observers.saw(BookieEventKind.SYNC_ERROR)
