@@ -60,6 +60,7 @@ _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """LMDB's error codes if the device has no room for a write; LMDB reports a short write as EIO."""
+_AHEAD_BYTES = 128 * 1024
 _ROOM_BYTES = 1024 * 1024
 """LMDB writes fewer bytes at once, so a device with this much free space is not full."""
 
@@ -224,6 +225,9 @@ class LmdbStore:
         self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         """The kernel reports a failed write-back once to each open file. The store syncs this extra
         open file only after a failure; the sync then reports if any write was lost."""
+        self._page_bytes: int = environment.stat()["psize"]
+        self._zeros_upto = 0
+        """Unused pages before this offset in the file hold zeros, durably."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
         """Open the tables, or create them durably; call this first. Raises errors like `write`."""
@@ -262,9 +266,10 @@ class LmdbStore:
         was_full = False
         try:
             with self._environment.begin(write=True) as transaction:
+                self._write_zeros_ahead()
                 yield transaction
                 was_full = self._free_bytes() < _ROOM_BYTES
-            self._check_committed()
+            self._check_sync()
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.MapFullError as error:
@@ -275,8 +280,43 @@ class LmdbStore:
             self._failure = OSError(errno.EIO, f"the index failed: {error}")
             raise self._failure from error
 
-    def _check_committed(self) -> None:
-        """Raise if the file system failed during the commit, whose syncs may have kept nothing."""
+    def _write_zeros_ahead(self) -> None:
+        """Write zeros durably behind the pages in use, for the next commits to replace.
+
+        If ext4 turns read-only during a commit in new space, it may lose the pages and keep the
+        meta page that names them. Measured: one file in 20 was damaged then. A commit of more new
+        pages than `_AHEAD_BYTES` keeps this risk.
+
+        Only the holder of the write lock may call this, because other processes use the file.
+        """
+        environment = self._environment
+        used = (environment.info()["last_pgno"] + 1) * self._page_bytes
+        if self._zeros_upto - used >= _AHEAD_BYTES:
+            return
+        begin = max(self._zeros_upto, used)
+        end = min(used + 2 * _AHEAD_BYTES, environment.info()["map_size"])
+        if end <= begin:
+            return
+        size = os.fstat(self._witness).st_size
+        try:
+            written = os.pwrite(self._witness, bytes(end - begin), begin)
+        except OSError as error:
+            if not is_disk_full(error):
+                self._failure = error
+                raise
+            # Leave the room to LMDB, which may need less of it.
+            os.ftruncate(self._witness, size)
+            return
+        try:
+            os.fdatasync(self._witness)
+        except OSError as error:
+            self._failure = error
+            raise
+        self._check_sync()
+        self._zeros_upto = begin + written
+
+    def _check_sync(self) -> None:
+        """Raise if the file system failed during the last sync, which may have kept nothing."""
         try:
             check_takes_changes(self._witness)
         except OSError as error:

@@ -95,8 +95,8 @@ once. A commit of the index fails in four places:
 If ext4 turns read-only during a sync, the kernel may lose the new blocks and report success. So
 each sync is followed by a `fallocate` that changes nothing. If this call fails with EROFS or EIO,
 the outcome is that of a failed sync. `tests/system/test_syncs_during_an_error.py` does this on a
-real file system. In such a moment the last commit of the index may be lost, too, and leave a
-damaged index.
+real file system. A commit of the index replaces zeros that were synced before, which ext4 does not
+drop. Only a commit of more than 128 KiB of new pages may leave a damaged index then.
 
 The table leaves out an index with a page that a start cannot read (EIO, ENODATA, EBADMSG). The
 start sets that index aside, builds it again from the files, as after damage, and logs it. If a

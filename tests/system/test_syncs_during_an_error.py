@@ -1,9 +1,8 @@
 """A file system fails in the middle of syncs: what a sync reported as durable is there afterwards.
 
-The blocks of a file are new, or replace space that was allocated, or zeros that were synced.
-
-Without a check behind its sync, ext4 loses the last block in about one of seven of these rounds. It
-turns read-only while new blocks are on their way, drops them, and reports success.
+ext4 turns read-only while new blocks are on their way, drops them, and reports success. Without a
+check behind the sync, the last block is lost in about one of seven of these rounds. The blocks of a
+file are new, or replace space that was allocated, or zeros that were synced.
 """
 
 from __future__ import annotations
@@ -11,15 +10,61 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from bookie.env.disk import File, PosixDisk
+from bookie.env.kv import LmdbStore, open_lmdb
 from tests.system.devices import MIB, volume
 
 ROUNDS = 60
 BLOCK = b"x" * 4096
 FILE_BYTES = 8 * MIB
+MAP_BYTES = 16 * MIB
+COMMITS_MAX = 5000
+
+
+def test_a_store_keeps_its_commits_and_is_not_damaged(ram: Path) -> None:
+    """Commits of a few pages, as the metadata of a cluster on one machine make them.
+
+    Without the zeros that a store writes ahead, one file in 20 was damaged.
+    """
+    choose = random.Random(1)
+    with ThreadPoolExecutor(1) as writer:
+        for number in range(ROUNDS):
+            with volume(ram, f"disk-{number}", 32 * MIB, options="errors=remount-ro") as disk:
+                store = open_lmdb(str(disk.path), MAP_BYTES, ("table",))
+                half_way = threading.Event()
+                writing = writer.submit(
+                    _commit_until_refused, store, choose.randrange(10, 60), half_way
+                )
+                assert half_way.wait(60), "the device is slow or broken"
+                disk.turn_read_only()
+                committed = writing.result()
+                store.close()
+                disk.restore()
+                keys = [b"%08d" % key for key in range(committed)]
+                with (
+                    closing(open_lmdb(str(disk.path), MAP_BYTES, ("table",))) as found,
+                    found.read() as transaction,
+                ):
+                    values = transaction.get_many("table", keys)
+                assert values == keys, number
+
+
+def _commit_until_refused(store: LmdbStore, half: int, half_way: threading.Event) -> int:
+    """Commit pair by pair; how many commits were reported. `half_way` is set after `half`."""
+    for committed in range(COMMITS_MAX):
+        if committed == half:
+            half_way.set()
+        key = b"%08d" % committed
+        try:
+            with store.write() as transaction:
+                transaction.put("table", key, key)
+                transaction.put("table", b"more" + key, bytes(1500))
+        except OSError:
+            return committed
+    return COMMITS_MAX
 
 
 def test_what_a_sync_reported_is_there(ram: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_file_that_lost_its_end_is_damage(tmp_path: Path) -> None:
     store.close()
     path = tmp_path / "data.mdb"
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 8192)
+        file.truncate(path.stat().st_size // 2)  # zeros stand behind the last page in use
     with pytest.raises(CorruptionError, match="cut off"):
         open_lmdb(str(tmp_path), 2**20, TABLES)
 
