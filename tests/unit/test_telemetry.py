@@ -199,7 +199,7 @@ def test_records_of_other_libraries_and_warnings_are_rendered_too(
     configure_logging("info", "json", stream=stream)
     logging.getLogger("grpc").warning("bound to %s", "port")
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", DeprecationWarning)
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (first["logger"], first["event"]) == ("grpc", "bound to port")

@@ -209,6 +209,7 @@ async def test_frames_that_lead_to_another_bookie_are_not_taken(
         user, accepted = LaneUser(bk, "b1"), proxy.accepted
         await until(lambda: proxy.accepted > accepted and not is_choosing(bk))
         assert carriers(bk)["b1"] is False
+        await until(lambda: bool(user.told))
         assert user.told == ["up"]
 
 
