@@ -6,8 +6,8 @@ ordinary work takes units before it runs. Work that gets no units waits for a la
 its *line*. Each turn serves the lines in rotation, one piece of work from each line. So a peer with
 a thousand streams in one line gets no more units than a peer with one stream.
 
-gRPC accepts at most one new call of each method in a turn, in the order of their arrival. Hundreds
-of fences may wait after a fault. So turns are short while new calls arrive.
+gRPC accepts one new call in each turn, in the order of arrival. So a fence may wait behind hundreds
+of calls, and turns must be short while new calls arrive.
 """
 
 from __future__ import annotations

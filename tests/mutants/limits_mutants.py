@@ -5,29 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _SHARES = "tests/unit/wire/server/test_shares.py"
-_LINES = "tests/unit/wire/grpc/server/test_lines.py"
 _TURNS = "tests/unit/env/test_turns.py"
 _POLLER = "tests/unit/wire/grpc/test_grpc_poller.py"
 _UNFINISHED = "tests/unit/daemon/test_unfinished.py"
 _CONNECTIONS = "tests/unit/daemon/test_connections.py"
 
 LIMITS_MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        "calls of all methods wait in one line",
-        "bookie/wire/grpc/server/grpc_server.py",
-        "        self._server.add_registered_method_handlers(SERVICE, self._gate.methods)\n",
-        "",
-        (f"{_LINES}::test_a_fence_does_not_wait_for_calls_of_other_methods",),
-        "A fence would wait for a thousand opened streams, or be refused because of them.",
-    ),
-    Mutant(
-        "the calls that wait for a method are bounded only by default",
-        "bookie/wire/grpc/transport.py",
-        '        ("grpc.server.max_pending_requests_hard_limit", WAITING_CALLS[1]),\n',
-        "",
-        (f"{_LINES}::test_the_calls_that_wait_for_one_method_are_bounded",),
-        "Calls that nobody has accepted would take 450 MB.",
-    ),
     Mutant(
         "a read that the whole has no room for keeps its share",
         "bookie/wire/server/read_budget.py",

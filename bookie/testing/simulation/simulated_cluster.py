@@ -376,11 +376,11 @@ class SimulatedBookie:
 
     @asynccontextmanager
     async def _port(self, gate: _Gate, service: BookieService) -> AsyncIterator[None]:
-        gate.open(grpc_handlers(service.handlers()))
+        gate.service_handlers = grpc_handlers(service.handlers())
         try:
             yield
         finally:
-            gate.close()
+            gate.service_handlers = None
             service.end_streams()
             if self.process is not None and self.process.is_alive:
                 await asyncio.sleep(DRAIN_SECONDS / 10)

@@ -39,15 +39,6 @@ window also bounds the memory of gRPC for a stream that the bookie does not read
 UNBOUNDED: Final = 2**31 - 2
 """The largest number of connections that gRPC takes; one more ends the process."""
 
-WAITING_CALLS: Final = (1000, 1500)
-"""How many calls of one method may wait until the event loop accepts them.
-
-From the first number gRPC refuses new calls at random, and from the second number all of them. Of
-1000 clients that open streams at once, none is refused. A waiting call takes about 16 KiB, and each
-method has its own line. All lines together took 270 MB when they were full, and 450 MB with gRPC's
-default of 3000.
-"""
-
 _FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
 
 
@@ -67,8 +58,6 @@ def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> C
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
-        ("grpc.server.max_pending_requests", WAITING_CALLS[0]),
-        ("grpc.server.max_pending_requests_hard_limit", WAITING_CALLS[1]),
         ("grpc.max_metadata_size", settings.metadata_bytes_max),
         ("grpc.absolute_max_metadata_size", 2 * settings.metadata_bytes_max),
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),

@@ -84,7 +84,7 @@ class Reception:
         Raises:
             TooManyRequestsError: a share has no room for another call or stream.
         """
-        # Before a refusal, too: a fence may be behind hundreds of fences that are refused.
+        # Before a refusal, too: a fence may be behind hundreds of calls that are refused.
         self.turns.hurry()
         principal = ANONYMOUS if caller is None else caller.principal
         both = self.shares.enter(peer, principal, is_stream=is_stream, is_urgent=is_urgent)

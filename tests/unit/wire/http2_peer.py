@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from bookie.ids import INSTANCE_ID_METADATA_KEY
@@ -13,22 +12,22 @@ from tests.unit.wire.fake_node import INSTANCE_ID
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 END_STREAM, END_HEADERS = 1, 4
-ACK = 1
 
 
-class Frames:
-    """Makes the frames of one connection. Unless introduced with a window, it takes 64 KiB."""
+class Peer:
+    """One connection. Unless introduced with a window, it takes at most 64 KiB."""
 
     instance_id = INSTANCE_ID
     """Of the cluster that its calls name."""
 
-    def __init__(self, send: Callable[[bytes], object]) -> None:
-        self._send = send
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
         self._next_stream_id = 1
 
     def introduce(self, window: int = 0) -> None:
         """Begin the connection; with a `window`, each answer and all of them may be so long."""
-        self._send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         self.frame(SETTINGS, 0, 0, b"\x00\x04" + window.to_bytes(4, "big") if window else b"")
         if window:
             self.frame(WINDOW_UPDATE, 0, 0, window.to_bytes(4, "big"))
@@ -36,7 +35,7 @@ class Frames:
     def frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Send one frame."""
         head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
-        self._send(head + stream_id.to_bytes(4, "big") + payload)
+        self.writer.write(head + stream_id.to_bytes(4, "big") + payload)
 
     def open(self, rpc: str, extra: tuple[tuple[str, str], ...] = ()) -> int:
         """Begin a call; its stream id."""
@@ -61,15 +60,6 @@ class Frames:
         self.frame(DATA, END_STREAM, stream_id, message)
         return stream_id
 
-
-class Peer(Frames):
-    """A connection within the event loop."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        super().__init__(writer.write)
-        self.reader = reader
-        self.writer = writer
-
     async def flush(self) -> None:
         """Wait until all was sent, or the server has had enough."""
         with suppress(ConnectionError):
@@ -80,37 +70,6 @@ class Peer(Frames):
         with suppress(ConnectionError):
             while await self.reader.read(65536):
                 pass
-
-
-class BlockingPeer(Frames):
-    """A connection that blocks the event loop: a server in this loop accepts no call meanwhile."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        super().__init__(self._socket.sendall)
-        self.introduce()
-
-    def until_seen(self) -> None:
-        """Return when the server has handled all frames so far, as its answer to a ping tells."""
-        self.frame(PING, 0, 0, bytes(8))
-        kind, flags = -1, 0
-        while (kind, flags) != (PING, ACK):
-            head = self._receive(9)
-            kind, flags = head[3], head[4]
-            self._receive(int.from_bytes(head[:3], "big"))
-
-    def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
-
-    def _receive(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
-            part = self._socket.recv(size - len(received))
-            if not part:
-                raise ConnectionError("the server has hung up")
-            received += part
-        return received
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from bookie.wire.interfaces import BrokenCallError, IdentifiedCall
+from bookie.wire.interfaces import SERVICE, BrokenCallError, IdentifiedCall
 from bookie.wire.server.service import Handlers
 
 
@@ -55,8 +55,8 @@ class GrpcCall:
         return name
 
 
-def grpc_handlers(handlers: Handlers) -> dict[str, grpc.RpcMethodHandler]:
-    """Return the handlers in the form that a gRPC server takes, by the name of the method."""
+def grpc_handlers(handlers: Handlers) -> grpc.GenericRpcHandler:
+    """Return the handlers in the form that a gRPC server takes."""
     methods = {
         rpc: grpc.stream_stream_rpc_method_handler(_stream(serve))
         for rpc, serve in handlers.streams.items()
@@ -66,7 +66,7 @@ def grpc_handlers(handlers: Handlers) -> dict[str, grpc.RpcMethodHandler]:
     for rpc, answer in handlers.calls.items():
         # A call with one answer asks its context only what needs no translation.
         methods[rpc] = grpc.unary_unary_rpc_method_handler(answer)
-    return methods
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
 def _stream(

@@ -5,10 +5,6 @@ port changes nothing. Until the bookie serves, it refuses each call at once as U
 clients do not wait. Without this refusal, gRPC would answer that the methods are unknown, and
 clients would take the bookie for an older version.
 
-New calls wait in gRPC until the event loop accepts them, in a line for each registered method. All
-methods are registered, so a fence waits only for other fences. All unregistered methods share one
-line. gRPC refuses calls that arrive at a long line. Source: grpc/src/core/server/server.cc.
-
 Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
 under the empty name and under the service's name. In a shutdown, each stream ends after it has
 answered the requests that it accepted. Other calls may continue until the grace period ends, and
@@ -19,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -32,7 +28,6 @@ from bookie.env import SystemClock, gather
 from bookie.errors import CannotStartError
 from bookie.security.gatekeeper import Gatekeeper
 from bookie.security.rates import LogDirectory, Rates
-from bookie.security.rights import RPC_RIGHTS
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
@@ -62,60 +57,23 @@ class PortBeside(Protocol):
         """Accept nothing more; end what still runs after `grace_seconds`."""
 
 
-class _Method(grpc.RpcMethodHandler):  # type: ignore[misc]
-    """The handler of a registered method, in place of which another handler may come.
-
-    gRPC takes handlers of registered methods only before the server starts, so before the bookie
-    has its service. gRPC reads the attributes anew for each call.
-    """
-
-    def __init__(self, handler: grpc.RpcMethodHandler) -> None:
-        self.become(handler)
-
-    def become(self, handler: grpc.RpcMethodHandler) -> None:
-        """Handle later calls like `handler`."""
-        self.request_streaming = handler.request_streaming
-        self.response_streaming = handler.response_streaming
-        self.request_deserializer = handler.request_deserializer
-        self.response_serializer = handler.response_serializer
-        self.unary_unary = handler.unary_unary
-        self.unary_stream = handler.unary_stream
-        self.stream_unary = handler.stream_unary
-        self.stream_stream = handler.stream_stream
-
-
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Refuses the service's calls while the bookie starts, and later passes them to the service."""
 
     def __init__(self) -> None:
-        self._handlers: Mapping[str, grpc.RpcMethodHandler] | None = None
+        self.service_handlers: grpc.GenericRpcHandler | None = None
         # The refusing handler fits calls of every kind: messages are bytes, and it reads no
         # request.
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
-        self.methods = {rpc: _Method(self._refusal) for rpc in RPC_RIGHTS}
-        """The handlers to register, by the name of their method."""
-
-    def open(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        """Pass calls to the service's `handlers`, which have the names of their methods."""
-        self._handlers = handlers
-        for rpc, method in self.methods.items():
-            method.become(handlers[rpc])
-
-    def close(self) -> None:
-        """Refuse calls again."""
-        self._handlers = None
-        for method in self.methods.values():
-            method.become(self._refusal)
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call; None for unknown methods, and for other services."""
-        method = handler_call_details.method
-        rpc = method.removeprefix(f"/{SERVICE}/")
-        if rpc == method:
-            return None
-        return self._refusal if self._handlers is None else self._handlers.get(rpc)
+        """Return the handler of a call; None for methods of other services."""
+        if self.service_handlers is not None:
+            return self.service_handlers.service(handler_call_details)
+        ours = handler_call_details.method.startswith(f"/{SERVICE}/")
+        return self._refusal if ours else None
 
 
 async def _refuse(_requests: object, context: Any) -> None:
@@ -139,7 +97,6 @@ class HeldPort:
 
     async def refuse(self) -> None:
         self._server.add_generic_rpc_handlers((self._gate,))
-        self._server.add_registered_method_handlers(SERVICE, self._gate.methods)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:
             _serve_reflection(self._server)
@@ -176,7 +133,7 @@ class HeldPort:
             bookie, bookie.settings, metrics, gatekeeper, rates, self._settings, arrivals
         )
         handlers = service.handlers()
-        self._gate.open(grpc_handlers(handlers))
+        self._gate.service_handlers = grpc_handlers(handlers)
         for one in beside:
             one.serve(handlers)
         for name in ("", SERVICE):

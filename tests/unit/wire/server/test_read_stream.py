@@ -541,7 +541,7 @@ class OldBookie(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no ty
     def service(self, details: Any) -> Any:
         rpc = details.method.rpartition("/")[2]
         self.asked.append(rpc)
-        return None if rpc == "ReadStream" else self._handlers.get(rpc)
+        return None if rpc == "ReadStream" else self._handlers.service(details)
 
 
 async def test_a_bookie_without_such_streams_is_asked_by_calls() -> None:

@@ -609,7 +609,7 @@ async def test_recovery_adds_take_no_turn(recovery: bool, monkeypatch: pytest.Mo
 
 
 async def test_calls_that_are_refused_shorten_turns_as_well() -> None:
-    """A fence may be behind hundreds of them, for gRPC accepts one fence a turn."""
+    """A fence may be behind hundreds of them, for gRPC accepts one call a turn."""
     reception = Reception(NodeSettings(identity_calls_max=1), RpcSettings(), Metrics())
     visit = reception.enter("ipv4:10.0.0.1:1")
     for _ in range(3):
