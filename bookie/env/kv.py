@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, cast
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import lmdb
 
 from bookie.entry.checksum import crc32c
-from bookie.env.disk import NO_ROOM_ERRNOS, allocate, check_takes_changes, is_disk_full
+from bookie.env.disk import NO_ROOM_ERRNOS, allocate, is_disk_full
 from bookie.env.kv_check import (
     SUM_KEY,
     SUM_TABLE,
@@ -31,6 +31,7 @@ from bookie.env.kv_check import (
     seed_of,
     sum_of_pair,
 )
+from bookie.env.kv_zeros import ZerosAhead
 from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """LMDB's error codes if the device has no room for a write; LMDB reports a short write as EIO."""
-_AHEAD_BYTES = 128 * 1024
 _ROOM_BYTES = 1024 * 1024
 """LMDB writes fewer bytes at once, so a device with this much free space is not full."""
 
@@ -225,9 +225,7 @@ class LmdbStore:
         self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         """The kernel reports a failed write-back once to each open file. The store syncs this extra
         open file only after a failure; the sync then reports if any write was lost."""
-        self._page_bytes: int = environment.stat()["psize"]
-        self._zeros_upto = 0
-        """Unused pages before this offset in the file hold zeros, durably."""
+        self._ahead = ZerosAhead(environment, self._witness)
 
     def open_tables(self, names: tuple[str, ...]) -> None:
         """Open the tables, or create them durably; call this first. Raises errors like `write`."""
@@ -250,7 +248,7 @@ class LmdbStore:
 
     @contextmanager
     def write(self) -> Iterator[_LmdbTransaction]:
-        with self._writing() as transaction:
+        with self._writing(is_change=True) as transaction:
             changes = _LmdbTransaction(transaction, self._tables)
             yield changes
             changes.finish()
@@ -260,16 +258,17 @@ class LmdbStore:
         os.close(self._witness)
 
     @contextmanager
-    def _writing(self) -> Iterator[lmdb.Transaction]:
+    def _writing(self, *, is_change: bool = False) -> Iterator[lmdb.Transaction]:
         if self._failure is not None:
             raise OSError(errno.EIO, f"the index failed before: {self._failure}")
         was_full = False
         try:
             with self._environment.begin(write=True) as transaction:
-                self._write_zeros_ahead()
+                if is_change:
+                    self._check_device(self._ahead.write)
                 yield transaction
                 was_full = self._free_bytes() < _ROOM_BYTES
-            self._check_sync()
+            self._check_device(self._ahead.check)
         except _DAMAGE as error:
             raise CorruptionError(f"the index is damaged: {error}") from error
         except lmdb.MapFullError as error:
@@ -280,45 +279,9 @@ class LmdbStore:
             self._failure = OSError(errno.EIO, f"the index failed: {error}")
             raise self._failure from error
 
-    def _write_zeros_ahead(self) -> None:
-        """Write zeros durably behind the pages in use, for the next commits to replace.
-
-        If ext4 turns read-only during a commit in new space, it may lose the pages and keep the
-        meta page that names them. Measured: one file in 20 was damaged then. A commit of more new
-        pages than `_AHEAD_BYTES` keeps this risk.
-
-        Only the holder of the write lock may call this, because other processes use the file.
-        """
-        environment = self._environment
-        used = (environment.info()["last_pgno"] + 1) * self._page_bytes
-        if self._zeros_upto - used >= _AHEAD_BYTES:
-            return
-        begin = max(self._zeros_upto, used)
-        end = min(used + 2 * _AHEAD_BYTES, environment.info()["map_size"])
-        if end <= begin:
-            return
-        size = os.fstat(self._witness).st_size
+    def _check_device(self, check: Callable[[], None]) -> None:
         try:
-            written = os.pwrite(self._witness, bytes(end - begin), begin)
-        except OSError as error:
-            if not is_disk_full(error):
-                self._failure = error
-                raise
-            # Leave the room to LMDB, which may need less of it.
-            os.ftruncate(self._witness, size)
-            return
-        try:
-            os.fdatasync(self._witness)
-        except OSError as error:
-            self._failure = error
-            raise
-        self._check_sync()
-        self._zeros_upto = begin + written
-
-    def _check_sync(self) -> None:
-        """Raise if the file system failed during the last sync, which may have kept nothing."""
-        try:
-            check_takes_changes(self._witness)
+            check()
         except OSError as error:
             self._failure = error
             raise

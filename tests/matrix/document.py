@@ -92,11 +92,13 @@ once. A commit of the index fails in four places:
 - when all pages are, but not the page that names the tree;
 - when everything is on the device and the call reports an error.
 
-If ext4 turns read-only during a sync, the kernel may lose the new blocks and report success. So
-each sync is followed by a `fallocate` that changes nothing. If this call fails with EROFS or EIO,
-the outcome is that of a failed sync. `tests/system/test_syncs_during_an_error.py` does this on a
-real file system. A commit of the index replaces zeros that were synced before, which ext4 does not
-drop. Only a commit of more than 128 KiB of new pages may leave a damaged index then.
+If ext4 turns read-only during a sync of new blocks, the kernel may lose them and report success.
+So a `fallocate` that changes nothing follows such a sync. If it fails with EROFS or EIO, the
+outcome is that of a failed sync. A small commit of the index replaces zeros that were synced
+before, which ext4 does not lose. If these zeros cannot be written, the commit fails before
+anything was written. A full device is the exception: there it goes on without them. A large
+commit, or one in an index that had large ones, may leave a damaged index.
+`tests/system/test_syncs_during_an_error.py` does this on a real file system.
 
 The table leaves out an index with a page that a start cannot read (EIO, ENODATA, EBADMSG). The
 start sets that index aside, builds it again from the files, as after damage, and logs it. If a

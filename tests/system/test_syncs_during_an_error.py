@@ -7,6 +7,7 @@ file are new, or replace space that was allocated, or zeros that were synced.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from bookie.env.disk import File, PosixDisk
 from bookie.env.kv import LmdbStore, open_lmdb
+from bookie.errors import MetadataUnavailableError
+from bookie.metadata.connect import open_store
 from tests.system.devices import MIB, volume
 
 ROUNDS = 60
@@ -25,10 +28,7 @@ COMMITS_MAX = 5000
 
 
 def test_a_store_keeps_its_commits_and_is_not_damaged(ram: Path) -> None:
-    """Commits of a few pages, as the metadata of a cluster on one machine make them.
-
-    Without the zeros that a store writes ahead, one file in 20 was damaged.
-    """
+    """Commits of a few pages. Without the zeros that a store writes ahead, one file in 20 was."""
     choose = random.Random(1)
     with ThreadPoolExecutor(1) as writer:
         for number in range(ROUNDS):
@@ -50,6 +50,24 @@ def test_a_store_keeps_its_commits_and_is_not_damaged(ram: Path) -> None:
                 ):
                     values = transaction.get_many("table", keys)
                 assert values == keys, number
+
+
+async def test_metadata_on_one_machine_are_kept(ram: Path) -> None:
+    """They are the only copy: nothing could make a damaged file anew."""
+    choose = random.Random(2)
+    for number in range(ROUNDS):
+        with volume(ram, f"disk-{number}", 32 * MIB, options="errors=remount-ro") as disk:
+            uri = f"local://{disk.path}/metadata"
+            half, written = choose.randrange(10, 60), 0
+            async with open_store(uri) as store, asyncio.TaskGroup() as tasks:
+                with suppress(MetadataUnavailableError):
+                    for written in range(COMMITS_MAX):
+                        await store.put(f"/{written:08d}", b"x" * 1500)
+                        if written == half:
+                            tasks.create_task(asyncio.to_thread(disk.turn_read_only))
+            disk.restore()
+            async with open_store(uri) as store:
+                assert len(await store.get_children("/")) >= written, number
 
 
 def _commit_until_refused(store: LmdbStore, half: int, half_way: threading.Event) -> int:

@@ -29,6 +29,7 @@ import lmdb
 
 from bookie.env import SystemClock
 from bookie.env.kv import allocate_lock_file
+from bookie.env.kv_zeros import ZerosAhead
 from bookie.errors import (
     BookieError,
     ConfigurationError,
@@ -82,6 +83,8 @@ class LocalEnvironment:
         self.references = 0
         self.process_id = os.getpid()
         self._lmdb = _open(directory, map_size_bytes)
+        self._data = _open_data(directory, self._lmdb)
+        self._ahead = ZerosAhead(self._lmdb, self._data)
         self._tables: dict[str, lmdb._Database] = {}
         self._notifier = CommitNotifier()
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
@@ -147,6 +150,7 @@ class LocalEnvironment:
         self._thread.join()
         self._notifier.close()
         self._lmdb.close()
+        os.close(self._data)
 
     def _work(self) -> None:
         group: list[_Job[Any]] = []
@@ -199,7 +203,7 @@ class LocalEnvironment:
             # Open the tables in this thread, because the opening waits for LMDB's write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
             return self._commit(group)
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             failure: BookieError = unavailable(str(self.directory), error)
         except BookieError as error:
             failure = error
@@ -209,13 +213,16 @@ class LocalEnvironment:
 
     def _commit(self, group: list[_Job[Any]]) -> list[bytes]:
         with self._lmdb.begin(write=True) as transaction:
+            self._ahead.write()
             tree = TreeWriter(transaction, self._tables, SystemClock().now_ms())
             for job in group:
                 try:
                     job.result = job.run(tree)
                 except BookieError as error:
                     job.error = error
-            return list(tree.sessions()) if tree.has_committed else []
+            waiting = list(tree.sessions()) if tree.has_committed else []
+        self._ahead.check()
+        return waiting
 
 
 def _refuse(group: list[_Job[Any]]) -> None:
@@ -323,6 +330,14 @@ def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
     except lmdb.Error as error:
         raise unavailable(str(directory), error) from error
     return environment
+
+
+def _open_data(directory: Path, environment: lmdb.Environment) -> int:
+    try:
+        return os.open(directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        environment.close()
+        raise MetadataUnavailableError(f"{directory} cannot be opened: {error.strerror}") from error
 
 
 def _open_tables(environment: lmdb.Environment, directory: Path) -> dict[str, lmdb._Database]:

@@ -33,7 +33,7 @@ INTERVALS_PER_FAILURE = 4.0
 
 
 class CountedStore:
-    """A key-value store that counts the commits that began and the commits that ended."""
+    """A key-value store that counts the transactions that began and those that ended."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
@@ -45,13 +45,13 @@ class CountedStore:
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
-        begun = self.commits_begun
+        # A transaction waits for the device when it begins, too: the store makes room ahead.
+        self.commits_begun += 1
         try:
             with self._store.write() as transaction:
                 yield transaction
-                self.commits_begun += 1
         finally:
-            self.commits_ended += self.commits_begun - begun
+            self.commits_ended += 1
 
     def close(self) -> None:
         self._store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,30 @@ def test_a_file_of_something_else_is_damage(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not an index at all" * 1000)
     with pytest.raises(CorruptionError, match=r"data\.mdb"):
         open_lmdb(str(tmp_path), 2**20, TABLES)
+
+
+def test_small_commits_replace_zeros(tmp_path: Path) -> None:
+    """They stand behind the pages in use, up to the end of the map; an open alone writes none."""
+    path, map_bytes = tmp_path / "data.mdb", 2**20
+    store = open_lmdb(str(tmp_path), map_bytes, TABLES)
+    opened = path.stat().st_size
+    store.close()
+    with closing(open_lmdb(str(tmp_path), map_bytes, TABLES)) as store:
+        assert path.stat().st_size == opened
+        with store.write() as txn:
+            txn.put("a", b"key", b"value")
+        content = path.read_bytes()
+        assert len(content) >= opened + 2**17
+        assert not any(content[opened + 2**16 :])
+        sizes = set()
+        for key in range(200):
+            with store.write() as txn:
+                txn.put("a", b"%03d" % key, bytes(2000))
+            sizes.add(path.stat().st_size)
+        assert len(sizes) < 10, "in steps"
+        with pytest.raises(DiskFullError):
+            fill(store, 2000)
+    assert path.stat().st_size == map_bytes
 
 
 def test_a_file_that_lost_its_end_is_damage(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ class _OpenJournal(BlockFile):
 
         ext4 commits its own journal with each sync of a block in new space, even if the space was
         allocated. A block that replaces zeros needs no such commit. So a small block in new space
-        is written together with the space of the next small blocks. Measured on ext4, 4 KiB a
-        block: a sync takes 89 instead of 133 µs.
+        is written together with the space of the next small blocks, which doubles the bytes of
+        small blocks. Measured on ext4, 4 KiB a block: a sync takes 89 instead of 133 µs.
         """
         if end <= self.synced_zeros_upto:
             return b""
