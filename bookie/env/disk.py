@@ -318,10 +318,10 @@ def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 def _c_function(name: str, *argument_types: type) -> Callable[..., int] | None:
     """Load a function of the C library; None if the library lacks the function."""
     try:
-        function: Callable[..., int] = getattr(ctypes.CDLL(None, use_errno=True), name)
+        function = ctypes.CDLL(None, use_errno=True)[name]
     except (OSError, AttributeError):
         return None
-    function.argtypes = argument_types  # type: ignore[attr-defined]
+    function.argtypes = argument_types
     return function
 
 

@@ -223,8 +223,8 @@ class LmdbStore:
         self._failure: OSError | None = None
         path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        """The kernel reports a failed write-back once to each open file. The store syncs this extra
-        open file only after a failure; the sync then reports if any write was lost."""
+        """The kernel reports a failed write-back once to each open file. After a failure, a sync of
+        this extra open file reports if any write was lost."""
         self._ahead = ZerosAhead(environment, self._witness)
 
     def open_tables(self, names: tuple[str, ...]) -> None:

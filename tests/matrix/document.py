@@ -92,11 +92,11 @@ once. A commit of the index fails in four places:
 - when all pages are, but not the page that names the tree;
 - when everything is on the device and the call reports an error.
 
-If ext4 turns read-only during a sync of new blocks, the kernel may lose them and report success.
-So a `fallocate` that changes nothing follows such a sync. If it fails with EROFS or EIO, the
-outcome is that of a failed sync. A small commit of the index replaces zeros that were synced
-before, which ext4 does not lose. If these zeros cannot be written, the commit fails before
-anything was written. A full device is the exception: there it goes on without them. A large
+If ext4 turns read-only during a sync of new blocks, the kernel may lose them and report success. So
+a `fallocate` that changes nothing follows such a sync. If it says that the file system failed
+(EROFS, EIO), the outcome is that of a failed sync. A small commit of the index replaces zeros that
+were synced before, which ext4 does not lose. If these zeros cannot be written, the commit fails
+before anything was written. A full device is the exception: there it goes on without them. A large
 commit, or one in an index that had large ones, may leave a damaged index.
 `tests/system/test_syncs_during_an_error.py` does this on a real file system.
 
