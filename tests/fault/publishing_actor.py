@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
-from bookie.errors import BookieError
+from bookie.errors import BookieError, LogError, RequestError
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
 from bookie.log.publish.publisher import LogPublisher
@@ -98,7 +98,10 @@ class PublishingActor:
         self.count("publication given up")
 
     async def _call(self, publisher: LogPublisher, batch: Batch) -> bool | None:
-        """Publish; None if nothing was published. That is certain after every error."""
+        """Publish; None after an error. The errors of a request or a log say that nothing happened.
+
+        After another error, as of a lost session, the outcome is unknown.
+        """
         event = BatchPublished(
             partition=self.log,
             handle=self.application,
@@ -111,8 +114,10 @@ class PublishingActor:
         try:
             was_new = await publisher.publish(self.application, batch.number, batch.ranges)
         except BookieError as error:
-            fail, name = EventOutcome.FAIL, type(error).__name__
-            self.record(replace(event, outcome=fail, error=name, returned=moment()))
+            is_certain = isinstance(error, RequestError | LogError)
+            outcome = EventOutcome.FAIL if is_certain else EventOutcome.INFO
+            name = type(error).__name__
+            self.record(replace(event, outcome=outcome, error=name, returned=moment()))
             self.count("publication failed")
             return None
         done = replace(event, outcome=EventOutcome.OK, was_new=was_new, returned=moment())

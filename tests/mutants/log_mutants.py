@@ -205,10 +205,20 @@ PUBLISHERS = (
     Mutant(
         "any batch of this number is ours",
         "bookie/log/publish/publisher.py",
-        "return any((one.ledger_id, one.first_entry_id) == entry for one in found)",
-        "return bool(found)",
+        "if any((one.ledger_id, one.first_entry_id) in named for one in ranges):",
+        "if named:",
         (f"{PUBLISH}publisher.py::test_a_batch_that_another_driver_published_is_not_ours",),
         "A driver believes that it has published what another one did.",
+    ),
+    Mutant(
+        "a truncated batch is not ours",
+        "bookie/log/publish/publisher.py",
+        "if now.start_offset <= chain.end_offset(then):",
+        "if now.start_offset >= 0:",
+        (
+            f"{PUBLISH}publisher.py::test_a_lost_reply_is_recognised_although_the_records_were_truncated",
+        ),
+        "A driver believes that another one has published what it published itself.",
     ),
     Mutant(
         "a lost compare-and-set is taken for a doubt",

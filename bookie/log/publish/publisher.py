@@ -137,7 +137,12 @@ class LogPublisher:
                     )
                 if first_look is None:
                     await self._check_quota(look)
-                await self._check_ledgers(application_id, look.definition, wanted)
+                try:
+                    await self._check_ledgers(application_id, look.definition, wanted)
+                except BadRequestError:
+                    if attempts.is_in_doubt and await self._has_moved(application_id, look):
+                        continue
+                    raise
                 changes = _changes(look, wanted)
                 put = self._client.logs.put_batch(
                     self._name, application_id, batch, look.last.version
@@ -211,6 +216,16 @@ class LogPublisher:
         last = await logs.last_batch(self._name, application_id)
         return _Look(last, definition.value, condition, heads)
 
+    async def _has_moved(self, application_id: str, look: _Look) -> bool:
+        """True if a batch of the application was published after `look`.
+
+        A late request of this call may have published the batch, and a truncation may have deleted
+        its ledgers since.
+        """
+        await self._client.store.sync()
+        last = await self._client.logs.last_batch(self._name, application_id)
+        return last.version != look.last.version
+
     async def _check_quota(self, look: _Look) -> None:
         quota = (await self._client.policy(self._name)).quota_bytes
         for partition, head in look.heads.items():
@@ -232,18 +247,26 @@ class LogPublisher:
                 _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
 
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
-        """True if an earlier attempt of this call published the batch, after `before` was read."""
+        """True if an earlier attempt of this call published the batch, after `before` was read.
+
+        One transaction changed all partitions or none, so one partition shows the outcome. But if a
+        partition was truncated after `before`, its head may have lost the ranges. If all partitions
+        were, nobody can tell the outcome, and nobody can read the batch: the result is True.
+        """
         if not wanted:
             return look.last.value == batch
-        # One transaction changed all partitions or none, so one partition shows the outcome.
-        partition, (first, *_) = next(iter(wanted.items()))
-        then = before.heads[partition].value
-        now = (await self._client.logs.read_head(partition, then.log_id)).value
-        found = list(now.ranges)
-        for number in range(max(then.next_chunk, now.first_chunk), now.next_chunk):
-            found += (await read_chunk(self._client, partition, now, number)).ranges
-        entry = first.ledger_id, first.first_entry_id
-        return any((one.ledger_id, one.first_entry_id) == entry for one in found)
+        for partition, ranges in wanted.items():
+            then = before.heads[partition].value
+            now = (await self._client.logs.read_head(partition, then.log_id)).value
+            found = list(now.ranges)
+            for number in range(max(then.next_chunk, now.first_chunk), now.next_chunk):
+                found += (await read_chunk(self._client, partition, now, number)).ranges
+            named = {(one.ledger_id, one.first_entry_id) for one in found}
+            if any((one.ledger_id, one.first_entry_id) in named for one in ranges):
+                return True
+            if now.start_offset <= chain.end_offset(then):
+                return False
+        return True
 
 
 _Wanted = Mapping[LogPartition, Sequence[LogRange]]

@@ -23,7 +23,8 @@ from bookie.log.head.chain import HEAD_RANGES_MAX
 from bookie.log.publish import publisher as publisher_module
 from bookie.log.publish.publisher import PARTITIONS_TOUCHED_MAX, LogPublisher, head_ranges_max
 from bookie.log.publish.range_writer import PendingRange
-from bookie.metadata.model import Operation, Put
+from bookie.log.tidy.truncation import truncate
+from bookie.metadata.model import Operation, Put, Record
 from tests.conformance.faulty_store import FaultyStore
 from tests.transactional_logs import (
     APPLICATION,
@@ -182,6 +183,86 @@ async def test_a_lost_reply_is_recognised_behind_later_batches_and_in_a_chunk(
     head = await orders.client.logs.read_head(orders.partition(), orders.log_id)
     assert 1 not in [one.ledger_id for one in head.value.ranges]
     assert [one for one in await orders.named() if one[0] == 1] == [(1, 0, 9)]
+
+
+@pytest.mark.parametrize("also_elsewhere", [False, True], ids=["all of it", "one of two"])
+async def test_a_lost_reply_is_recognised_although_the_records_were_truncated(
+    orders: MetadataLog, store: FaultyStore, *, also_elsewhere: bool
+) -> None:
+    """The head names no range of the batch any more when the publisher looks again."""
+    await orders.make_ledger(1, entries=10)
+    await orders.make_ledger(2, partition=1, entries=10)
+    ranges = [pending(1, 0, 9)]
+    if also_elsewhere:
+        ranges.append(pending(2, 0, 9, partition=1))
+    direct = metadata_client(store._store)
+
+    hold_reply = store.hold_reply = asyncio.Event()
+    store.lost_replies = 1
+    written: list[object] = []
+    store.after_write = written.append
+    async with asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(orders.batch(0, *ranges))
+        await turns_until(lambda: bool(written))
+        assert await truncate(direct, orders.partition(), before=10) == 10
+        hold_reply.set()
+    assert publishing.result()
+    assert await orders.named() == []
+
+
+async def test_a_dropped_batch_is_recognised_although_its_partition_was_truncated(
+    orders: MetadataLog, store: FaultyStore
+) -> None:
+    """Another driver published the batch, and a second partition shows it."""
+    for number in (1, 2):
+        await orders.make_ledger(number, entries=10)
+        await orders.make_ledger(number + 2, partition=1, entries=10)
+    direct = metadata_client(store._store)
+    other = LogPublisher(direct, orders.name)
+    await other.publish("before", 0, [])
+
+    async def overtake() -> None:
+        theirs = [pending(2, 0, 9), pending(4, 0, 9, partition=1)]
+        assert await other.publish(APPLICATION, 0, theirs)
+        assert await truncate(direct, orders.partition(), before=10) == 10
+
+    store.lost_requests = 1
+    async with before_a_write(store, overtake):
+        ours = [pending(1, 0, 9), pending(3, 0, 9, partition=1)]
+        assert not await orders.batch(0, *ours)
+    assert await orders.named(1) == [(4, 0, 9)]
+
+
+class _LateStore(FaultyStore):
+    """Its lost requests happen at the next read of a ledger, and then `then` is called."""
+
+    async def get(self, key: str) -> Record | None:
+        if self.lost and key.startswith("/ledgers/"):
+            await self._store.transaction(self.lost.pop())
+            await self.then()
+        return await super().get(key)
+
+    async def then(self) -> None:
+        """Do what the test wants."""
+        raise NotImplementedError
+
+
+async def test_a_late_request_whose_ledgers_are_gone_already_is_recognised(
+    orders: MetadataLog, store: FaultyStore
+) -> None:
+    """The batch is published after the second look, and truncated before its ledgers are read."""
+
+    class Late(_LateStore):
+        async def then(self) -> None:
+            assert await truncate(orders.client, orders.partition(), before=10) == 10
+
+    await orders.make_ledger(1, entries=10)
+    late = Late(store)
+    late.lost_requests = 1
+    client = metadata_client(late)
+    assert await LogPublisher(client, orders.name).publish(APPLICATION, 0, [pending(1, 0, 9)])
+    assert await orders.ledgers() == []
+    assert not late.lost
 
 
 async def test_a_batch_that_another_driver_published_is_not_ours(
