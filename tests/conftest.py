@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
@@ -12,9 +13,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from grpc import aio
 from hypothesis import HealthCheck, settings
 
 import bookie.wire.grpc  # noqa: F401  (it has gRPC loaded in the way it chooses, before a test loads it)
+from bookie.config import with_free_poller
 from tests.servers.running import PIDS
 
 # Without bytecode on disk, each of hundreds of processes would compile the package anew.
@@ -30,6 +33,7 @@ pytest_plugins = [
     # Who runs what, and what is printed at the end.
     "tests.sharing",
     "tests.costs",
+    "tests.crashes",
     "tests.gate",
     "tests.conformance.summary",
     "tests.sim.summary",
@@ -95,6 +99,22 @@ def pytest_collection_finish() -> None:
     """The collector no longer looks at what was imported, which lives as long as the process."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _grpc_stays_open() -> None:
+    """gRPC begins once and ends with the process, as in a bookie.
+
+    Otherwise, its core would end with the last channel of a test and begin with the next test's
+    first one, some thousand times in a run. The core ends in threads of its own, and the garbage
+    collector begins that end in any thread. About one run in thirty crashed in native code, which
+    no shorter program repeated; this is the suspect.
+    """
+
+    async def hold() -> None:
+        with_free_poller(aio.init_grpc_aio)
+
+    asyncio.run(hold())
 
 
 THREAD_END_SECONDS_MAX = 5.0

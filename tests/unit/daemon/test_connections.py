@@ -39,6 +39,7 @@ from bookie.wire.client.channel import BookieChannel
 from bookie.wire.commands import ReadReply
 from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
+from tests.servers.ports import claimed_ports
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, FakeNode, batch_of
 from tests.unit.wire.fake_node import until as eventually
 from tests.unit.wire.http2_peer import Peer
@@ -242,10 +243,12 @@ async def door(
     security: ServerSecurity | None = None,
 ) -> AsyncIterator[Door]:
     metrics = Metrics()
-    plaintext_port = None if security is None else 0
+    # Clients of other tests come back to ports that the kernel hands out again.
+    port, other = claimed_ports(2)
+    plaintext_port = None if security is None else other
     with ExitStack() as stack:
         async with (
-            hold_port(host, 0, RPC, security=security, plaintext_port=plaintext_port) as held,
+            hold_port(host, port, RPC, security=security, plaintext_port=plaintext_port) as held,
             held.serve(FakeNode(), metrics),
             beside(
                 [
