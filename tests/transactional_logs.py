@@ -103,13 +103,19 @@ class MetadataLog:
         partition: int = 0,
         *,
         entries: int | None = None,
-        application: str = APPLICATION,
+        application: str | None = APPLICATION,
         log_id: str = "",
         created_ms: int | None = None,
         is_compared: bool = True,
     ) -> None:
-        """A ledger with so many entries, or an open one; made now, if nothing else is said."""
-        tags = publisher_tags(self.partition(partition), log_id or self.log_id, application)
+        """A ledger with so many entries, or an open one; made now, if nothing else is said.
+
+        Without an `application` it is a copy that a compaction made.
+        """
+        place, log_id = self.partition(partition), log_id or self.log_id
+        tags = self.client.tags(place, log_id)
+        if application is not None:
+            tags = publisher_tags(place, log_id, application)
         made_ms = self.client.clock.now_ms() if created_ms is None else created_ms
         if is_compared:
             tags = {**tags, CREATED_TAG: str(made_ms).encode()}

@@ -98,9 +98,10 @@ class PublishingActor:
         self.count("publication given up")
 
     async def _call(self, publisher: LogPublisher, batch: Batch) -> bool | None:
-        """Publish; None after an error. The errors of a request or a log say that nothing happened.
+        """Publish; None after an error.
 
-        After another error, as of a lost session, the outcome is unknown.
+        After an error of the request or of the log, nothing was published. After another error,
+        such as of a lost session, the outcome is unknown.
         """
         event = BatchPublished(
             partition=self.log,

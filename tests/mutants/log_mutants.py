@@ -213,12 +213,30 @@ PUBLISHERS = (
     Mutant(
         "a truncated batch is not ours",
         "bookie/log/publish/publisher.py",
-        "if now.start_offset <= chain.end_offset(then):",
-        "if now.start_offset >= 0:",
+        "if now.start_offset < end and not await self._has_copy(later):",
+        "if not await self._has_copy(later):",
         (
             f"{PUBLISH}publisher.py::test_a_lost_reply_is_recognised_although_the_records_were_truncated",
         ),
         "A driver believes that another one has published what it published itself.",
+    ),
+    Mutant(
+        "a compacted batch is not ours",
+        "bookie/log/publish/publisher.py",
+        "if now.start_offset < end and not await self._has_copy(later):",
+        "if now.start_offset < end:",
+        (
+            f"{PUBLISH}publisher.py::test_a_lost_reply_is_recognised_although_a_compaction_joined_the_records",
+        ),
+        "A driver believes that another one has published what it published itself.",
+    ),
+    Mutant(
+        "a truncation before it hides a batch",
+        "bookie/log/publish/publisher.py",
+        "if now.start_offset < end and not await self._has_copy(later):",
+        "if now.start_offset <= begin and not await self._has_copy(later):",
+        (f"{PUBLISH}publisher.py::test_a_dropped_batch_that_is_still_readable_is_not_ours",),
+        "A driver believes that it has published what another one did.",
     ),
     Mutant(
         "a lost compare-and-set is taken for a doubt",

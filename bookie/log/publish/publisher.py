@@ -34,7 +34,12 @@ from bookie.log.catalog.log_metadata import LogChunk, LogDefinition, LogHead, Lo
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.head import chain
 from bookie.log.log_client import LogClient
-from bookie.log.publish.range_writer import PendingRange, publisher_tags, require_transactional
+from bookie.log.publish.range_writer import (
+    APPLICATION_TAG,
+    PendingRange,
+    publisher_tags,
+    require_transactional,
+)
 from bookie.log.tidy.unnamed_ledgers import delete_unnamed, read_chunk, read_ledgers
 from bookie.metadata.model import TRANSACTION_OPERATIONS_MAX, TRANSACTION_SIZE_BYTES_MAX, Check
 from bookie.metadata.versioned import Versioned
@@ -111,8 +116,8 @@ class LogPublisher:
         A batch may be empty. The ranges of a partition are published in the given order. When the
         call returns, the newest heads name all ranges of the batch. Later calls drop an equal or
         older batch of the application. After NoSuchLogError, LogFullError or BadRequestError
-        nothing was published. After another error or a cancellation, or if the client was closed,
-        the outcome may be unknown: publish the same batch again.
+        nothing was published in a log that exists. After another error or a cancellation, or if the
+        client was closed, the outcome may be unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -140,7 +145,7 @@ class LogPublisher:
                 try:
                     await self._check_ledgers(application_id, look.definition, wanted)
                 except BadRequestError:
-                    if attempts.is_in_doubt and await self._has_moved(application_id, look):
+                    if await self._has_moved(application_id, look):
                         continue
                     raise
                 changes = _changes(look, wanted)
@@ -217,10 +222,9 @@ class LogPublisher:
         return _Look(last, definition.value, condition, heads)
 
     async def _has_moved(self, application_id: str, look: _Look) -> bool:
-        """True if a batch of the application was published after `look`.
+        """True if the record of the application has changed since `look`.
 
-        A late request of this call may have published the batch, and a truncation may have deleted
-        its ledgers since.
+        A late request may have published this batch, and a truncation may have deleted its ledgers.
         """
         await self._client.store.sync()
         last = await self._client.logs.last_batch(self._name, application_id)
@@ -249,9 +253,9 @@ class LogPublisher:
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
         """True if an earlier attempt of this call published the batch, after `before` was read.
 
-        One transaction changed all partitions or none, so one partition shows the outcome. But if a
-        partition was truncated after `before`, its head may have lost the ranges. If all partitions
-        were, nobody can tell the outcome, and nobody can read the batch: the result is True.
+        One transaction changed all partitions or none, so one partition shows the outcome. But a
+        truncation or a compaction may have removed the ranges from a head. If all partitions may
+        have lost them so, nobody can tell the outcome. The result is then True.
         """
         if not wanted:
             return look.last.value == batch
@@ -264,9 +268,21 @@ class LogPublisher:
             named = {(one.ledger_id, one.first_entry_id) for one in found}
             if any((one.ledger_id, one.first_entry_id) in named for one in ranges):
                 return True
-            if now.start_offset <= chain.end_offset(then):
+            begin = chain.end_offset(then)
+            # If ours were published, the last of them ended at this offset or later.
+            end = begin + sum(one.count or 0 for one in ranges)
+            later = [one.ledger_id for one in found if (one.end_offset or 0) > begin]
+            if now.start_offset < end and not await self._has_copy(later):
                 return False
         return True
+
+    async def _has_copy(self, ledger_ids: Iterable[int]) -> bool:
+        """True if one of these ledgers is a copy that a compaction made, or is gone already."""
+        ids = set(ledger_ids)
+        ledgers = await read_ledgers(self._client, ids)
+        return len(ledgers) < len(ids) or any(
+            APPLICATION_TAG not in one.value.custom_metadata for one in ledgers.values()
+        )
 
 
 _Wanted = Mapping[LogPartition, Sequence[LogRange]]

@@ -233,6 +233,51 @@ async def test_a_dropped_batch_is_recognised_although_its_partition_was_truncate
     assert await orders.named(1) == [(4, 0, 9)]
 
 
+async def test_a_dropped_batch_that_is_still_readable_is_not_ours(
+    orders: MetadataLog, store: FaultyStore
+) -> None:
+    """A truncation cut off only what others published before."""
+    for number in (1, 2, 3):
+        await orders.make_ledger(number, entries=10)
+    await orders.make_ledger(4, entries=10, application="other")
+    direct = metadata_client(store._store)
+    other = LogPublisher(direct, orders.name)
+
+    async def overtake() -> None:
+        assert await other.publish("other", 0, [pending(4, 0, 9)])
+        assert await other.publish(APPLICATION, 0, [pending(2, 0, 9), pending(3, 0, 9)])
+        assert await truncate(direct, orders.partition(), before=5) == 5
+
+    store.lost_requests = 1
+    async with before_a_write(store, overtake):
+        assert not await orders.batch(0, pending(1, 0, 9))
+
+
+async def test_a_lost_reply_is_recognised_although_a_compaction_joined_the_records(
+    orders: MetadataLog, store: FaultyStore
+) -> None:
+    """The head names the copy, which no publisher wrote."""
+    await orders.make_ledger(1, entries=10)
+    await orders.make_ledger(2, entries=10)
+    await orders.make_ledger(9, entries=20, application=None)
+    direct = metadata_client(store._store)
+
+    hold_reply = store.hold_reply = asyncio.Event()
+    store.lost_replies = 1
+    written: list[object] = []
+    store.after_write = written.append
+    async with asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(orders.batch(0, pending(1, 0, 9), pending(2, 0, 9)))
+        await turns_until(lambda: bool(written))
+        found = await direct.logs.read_head(orders.partition(), orders.log_id)
+        (first, last) = found.value.ranges
+        joined = replace(first, ledger_id=9, last_entry_id=19, end_ms=last.end_ms)
+        head = replace(found.value, ranges=(joined,))
+        await direct.logs.commit_heads([(orders.partition(), head, found.version, ())], [])
+        hold_reply.set()
+    assert publishing.result()
+
+
 class _LateStore(FaultyStore):
     """Its lost requests happen at the next read of a ledger, and then `then` is called."""
 
