@@ -43,7 +43,7 @@ from bookie.testing.simulation.simulated_cluster import (
 from bookie.testing.simulation.simulated_network import PROCESS, SimulatedNetwork, SimulatedProcess
 from bookie.wire.commands import ReadCommand
 from tests.cluster_sim.cluster_observers import ClusterObservers, observed
-from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
+from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster, draw_frames
 from tests.cluster_sim.lives_of_ids import LATER_LIFE
 from tests.cluster_sim.recorded_calls import OPERATION_SECONDS_MAX, RecordedCalls
 from tests.cluster_sim.stored_copies import stored_copies
@@ -589,6 +589,7 @@ def simulate_cluster(
         interleaving=swarm.interleaving,
         storage=swarm.storage,
         sync_seconds=swarm.sync_seconds,
+        by_frames=swarm.by_frames,
     )
     script = new_script(cluster, swarm)
     outcome = ClusterOutcome(seed, counts=cluster.counts, notes=cluster.notes)
@@ -611,6 +612,8 @@ def simulate_cluster(
     outcome.problems += [f"a handler raised {error!r}" for error in network.unexpected]
     outcome.problems += ["".join(format_exception(error)) for error in cluster.unexpected]
     cluster.counts["late request of an old connection"] += network.late_adds
+    cluster.counts["add by frames"] += network.framed_adds
+    cluster.counts["late add by frames"] += network.late_framed_adds
     outcome.history = script.recorder.history(final, deletion_grace_seconds=DELETION_GRACE_SECONDS)
     result: CheckResult = check_ledgers(outcome.history)
     if result.verdict is not HistoryVerdict.VALID:
@@ -619,10 +622,11 @@ def simulate_cluster(
 
 
 def main(arguments: list[str]) -> int:
-    """Run one seed: ``SEED [-v]``."""
+    """Run one seed: ``SEED [--frames] [-v]``."""
     logging.disable(logging.CRITICAL)
-    outcome = simulate_cluster(int(arguments[0]))
-    return show_outcome(outcome, with_story=len(arguments) > 1)
+    seed = int(arguments[0])
+    outcome = simulate_cluster(seed, draw_frames(seed) if "--frames" in arguments else None)
+    return show_outcome(outcome, with_story="-v" in arguments)
 
 
 def show_outcome(outcome: ClusterOutcome, *, with_story: bool) -> int:

@@ -40,6 +40,8 @@ class ClusterSwarm:
     """How many ledgers have deferred sync."""
     movers: int = 0
     """Processes that move copies to other bookies, and fill what bookies lack."""
+    by_frames: tuple[str, ...] = ()
+    """The bookies that offer frames; clients take them."""
 
     @property
     def losses_max(self) -> int:
@@ -86,3 +88,10 @@ def draw_moves(seed: int) -> ClusterSwarm:
     """The features of a seed, with movers, and a spare for them."""
     swarm = draw_cluster(seed)
     return replace(swarm, movers=1 + seed % 3, bookies=min(6, swarm.bookies + 1))
+
+
+def draw_frames(seed: int) -> ClusterSwarm:
+    """The features of a seed, and bookies that offer frames: all, or only every second one."""
+    swarm = draw_cluster(seed)
+    hosts = tuple(f"b{number + 1}" for number in range(swarm.bookies))
+    return replace(swarm, by_frames=hosts if seed % 2 else hosts[::2])

@@ -42,7 +42,7 @@ from tests.cluster_sim.cluster_script import (
 )
 from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.cluster_sim.log_observers import observed_logs
-from tests.cluster_sim.log_swarm import LogSwarm, draw_logs
+from tests.cluster_sim.log_swarm import LogSwarm, draw_framed_logs, draw_logs
 from tests.fault.consuming_actors import ConsumingActor, CursorActor
 from tests.fault.disturbing_actors import CompactingActor, RecoveringActor, TruncatingActor
 from tests.fault.final_logs import end_of_records, read_final
@@ -328,6 +328,7 @@ def simulate_logs(seed: int, swarm: LogSwarm | None = None) -> ClusterOutcome:
         interleaving=swarm.cluster.interleaving,
         storage=swarm.cluster.storage,
         sync_seconds=swarm.cluster.sync_seconds,
+        by_frames=swarm.cluster.by_frames,
     )
     script = LogScript(cluster, swarm)
     outcome = ClusterOutcome(
@@ -349,6 +350,8 @@ def simulate_logs(seed: int, swarm: LogSwarm | None = None) -> ClusterOutcome:
             outcome.trace = loop.trace
             loop.close()
             cluster.forget()
+    cluster.counts["add by frames"] += network.framed_adds
+    cluster.counts["late add by frames"] += network.late_framed_adds
     outcome.problems = script.problems
     outcome.problems += [f"a handler raised {error!r}" for error in network.unexpected]
     outcome.problems += ["".join(format_exception(error)) for error in cluster.unexpected]
@@ -364,10 +367,11 @@ def simulate_logs(seed: int, swarm: LogSwarm | None = None) -> ClusterOutcome:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one seed: ``SEED [-v]``."""
+    """Run one seed: ``SEED [--frames] [-v]``."""
     logging.disable(logging.CRITICAL)
-    outcome = simulate_logs(int(arguments[0]))
-    return show_outcome(outcome, with_story=len(arguments) > 1)
+    seed = int(arguments[0])
+    outcome = simulate_logs(seed, draw_framed_logs(seed) if "--frames" in arguments else None)
+    return show_outcome(outcome, with_story="-v" in arguments)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
+from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster, draw_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,10 @@ def draw_logs(seed: int) -> LogSwarm:
         recover_pause_seconds=choose.choice((2.0, 1000.0)),
         life_seconds=choose.choice((1.5, 5.0, 20.0)),
     )
+
+
+def draw_framed_logs(seed: int) -> LogSwarm:
+    """The features of a seed, and bookies that offer frames."""
+    swarm = draw_logs(seed)
+    framed = replace(swarm.cluster, by_frames=draw_frames(seed).by_frames)
+    return replace(swarm, cluster=framed)

@@ -125,7 +125,8 @@ STORE_IS_SLOW = "a write to the metadata store in"
 class CrashHarness:
     """A bookie in one directory, its promises, and how to end it.
 
-    Its lives end by SIGKILL; who lets them end otherwise overrides `_end` and `_ended_rightly`.
+    Its client goes by gRPC if the seed is even, and by frames if it is odd. Its lives end by
+    SIGKILL; who lets them end otherwise overrides `_end` and `_ended_rightly`.
     """
 
     def __init__(
@@ -139,8 +140,9 @@ class CrashHarness:
         """From then on the bookie may refuse anything; what it did acknowledge still counts."""
         self.journal_is_gone = False
         """From then on an answer is no promise: see where it is set."""
-        port, http_port = claimed_ports(2)
+        port, http_port, self._frames_port = claimed_ports(3)
         member = LocalBookie("b1", port, http_port)
+        settings = {**settings, "listen": {"frames_port": self._frames_port}}
         layout = Layout(f"local://{directory}/metadata", (member,))
         write_configuration(directory, layout, member, settings)
         self._metadata_uri = layout.metadata_uri
@@ -206,7 +208,10 @@ class CrashHarness:
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[BookieChannel]:
         async with asyncio.TaskGroup() as tasks:
-            channel = BookieChannel(self._process.address, self._instance_id, tasks)
+            address, is_framed = self._process.address, self.seed % 2 == 1
+            if is_framed:
+                address = f"{address.rpartition(':')[0]}:{self._frames_port}"
+            channel = BookieChannel(address, self._instance_id, tasks, is_framed=is_framed)
             try:
                 yield channel
             finally:

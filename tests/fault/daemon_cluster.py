@@ -83,6 +83,7 @@ def home_of(
     session: Mapping[str, object] | None = None,
     *,
     timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    offers_frames: bool = False,
 ) -> Home:
     """The settings of a bookie that has never run; `session` are those of its section.
 
@@ -92,7 +93,7 @@ def home_of(
     home.mkdir()
     port, http_port = claimed_ports(2)
     listen: dict[str, object] = {"port": port}
-    if CARRIER == "frames":
+    if offers_frames or CARRIER == "frames":
         (listen["frames_port"],) = claimed_ports(1)
     return Home(
         home,

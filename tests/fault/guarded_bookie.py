@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import ssl
@@ -26,6 +27,7 @@ from bookie.security.grants import Grant
 from bookie.security.token_keys import create_key, make_token
 from tests.fault.daemon_process import Daemon
 from tests.fault.raw_calls import RawBookie, channel_to
+from tests.fault.raw_frames import FramesChannel
 from tests.fault.secure_cluster import SecureCluster, secure_cluster
 
 BODIES: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
@@ -57,12 +59,18 @@ class GuardedBookie:
     instance_id: str
     tokens: Path
     stack: AsyncExitStack
+    tasks: asyncio.TaskGroup
     ids: Iterator[int]
 
     @property
     def port(self) -> int:
         """Of gRPC."""
         return int(str(self.cluster.homes["b1"].sections["listen"]["port"]))
+
+    @property
+    def frames_port(self) -> int:
+        """Of frames."""
+        return int(str(self.cluster.homes["b1"].sections["listen"]["frames_port"]))
 
     @property
     def http_port(self) -> int:
@@ -76,9 +84,14 @@ class GuardedBookie:
         found = settings_for(home, name or "client")
         return found if name else {"ca_file": found["ca_file"]}
 
-    def certificate(self, name: str) -> RawBookie:
-        """Who shows this certificate, and no token."""
-        return self.shown(self.files(name))
+    def certificate(self, name: str, carrier: str = "grpc") -> RawBookie:
+        """Return a caller that shows this certificate, and no token."""
+        if carrier == "grpc":
+            return self.shown(self.files(name))
+        context = _context(tuple(self.files(name).items()))
+        channel = FramesChannel(self.frames_port, context, self.tasks)
+        self.stack.push_async_callback(channel.close)
+        return RawBookie(channel, self.instance_id)
 
     def shown(self, section: Mapping[str, str]) -> RawBookie:
         """Who has the files of this section ``[security]``."""
@@ -130,7 +143,12 @@ class GuardedBookie:
 @asynccontextmanager
 async def guarded_bookie(path: Path, grants: Iterable[Grant]) -> AsyncIterator[GuardedBookie]:
     """Start it with these grants, beside those of the bookie and of the admin ``client``."""
-    async with secure_cluster(path) as cluster, AsyncExitStack() as stack:
+    async with (
+        secure_cluster(path) as cluster,
+        asyncio.TaskGroup() as tasks,
+        AsyncExitStack() as stack,
+    ):
+        cluster.offers_frames = True
         create_key(path / "tokens")
         async with open_store(cluster.uri) as store:
             instance_id = await read_instance_id(store)
@@ -146,4 +164,5 @@ async def guarded_bookie(path: Path, grants: Iterable[Grant]) -> AsyncIterator[G
         )
         async with daemon.followed():
             ids = itertools.count(1000)
-            yield GuardedBookie(cluster, daemon, instance_id, path / "tokens", stack, ids)
+            tokens = path / "tokens"
+            yield GuardedBookie(cluster, daemon, instance_id, tokens, stack, tasks, ids)

@@ -6,7 +6,15 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +28,7 @@ from bookie.ledger.catalog.removal import registered_bookies
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import Direction, Proxy
 
 SESSION_TIMEOUT_SECONDS = 1.0
 """Of bookies: the loss of one is noticed soon."""
@@ -36,6 +44,36 @@ ADD_SECONDS, READ_SECONDS, REPLACE_SECONDS = 2.0, 1.0, 0.5
 T = TypeVar("T")
 
 
+def with_frames(store: str, bookies: Sequence[str]) -> Sequence[str]:
+    """Return the bookies that offer frames on a kind of store: none, all, or every second one.
+
+    A cluster in the middle of an upgrade has frames on some bookies only; each client uses both.
+    """
+    return {"etcd": (), "zk": bookies}.get(store, bookies[::2])
+
+
+class Links:
+    """All ways of clients to one bookie, broken together."""
+
+    def __init__(self, *proxies: Proxy) -> None:
+        self._proxies = proxies
+
+    def hold(self, *directions: Direction) -> None:
+        """Silence in these directions, in both if none is named."""
+        for one in self._proxies:
+            one.hold(*directions)
+
+    def reset(self) -> None:
+        """End every connection with an RST; new ones are accepted."""
+        for one in self._proxies:
+            one.reset()
+
+    def heal(self) -> None:
+        """Pass everything on, and what was held."""
+        for one in self._proxies:
+            one.heal()
+
+
 class LossyCluster:
     """Bookies b1, b2, b3 and perhaps more, and clients of theirs."""
 
@@ -48,8 +86,8 @@ class LossyCluster:
         """Makes the settings of a bookie that has never run."""
         self.homes: dict[str, Home] = {}
         self.daemons: dict[str, Daemon] = {}
-        self.links: dict[str, Proxy] = {}
-        """The way of every client to each bookie, if it may be broken."""
+        self.links: dict[str, Links] = {}
+        """The ways of every client to each bookie, if they may be broken."""
         self._stack = stack
         self._lives: dict[str, AsyncExitStack] = {}
         self._hanging: set[str] = set()
@@ -287,6 +325,16 @@ async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
     return [entry.payload async for entry in reader.read(0, reader.last_entry_id)]
 
 
+def _proxies(home: Home, stack: AsyncExitStack) -> Iterator[Proxy]:
+    """A proxy before each port of a bookie, which is what its registration names."""
+    listen = home.sections["listen"]
+    for port in ("port", "frames_port"):
+        if port in listen:
+            proxy = stack.enter_context(Proxy(int(str(listen[port]))))
+            listen[f"advertised_{port}"] = proxy.port
+            yield proxy
+
+
 @asynccontextmanager
 async def lossy_cluster(
     uri: str,
@@ -294,19 +342,21 @@ async def lossy_cluster(
     bookies: Sequence[str] = BOOKIES,
     *,
     has_links: bool = False,
+    by_frames: Collection[str] = (),
     repair: Mapping[str, object] | None = None,
     session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     settings: Mapping[str, Mapping[str, object]] | None = None,
 ) -> AsyncIterator[LossyCluster]:
     """Start a new cluster; whatever still runs at the end is killed.
 
-    If it `has_links`, clients reach bookies through proxies. `repair` are settings of the section
+    If it `has_links`, clients reach bookies through proxies. The bookies `by_frames` offer frames,
+    and clients take them. `repair` are settings of the section
     ``[repair]``; without them nobody repairs, so that a test sees what is lost. `settings` are of
     other sections.
     """
 
     def new_home(name: str) -> Home:
-        home = home_of(uri, path, name)
+        home = home_of(uri, path, name, offers_frames=name in by_frames)
         home.sections["metadata"]["session_timeout_seconds"] = session_timeout_seconds
         home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
         home.sections["storage"]["reserve_bytes"] = 0
@@ -323,9 +373,6 @@ async def lossy_cluster(
         for name in bookies:
             home = cluster.homes[name] = new_home(name)
             if has_links:
-                listen = home.sections["listen"]
-                link = stack.enter_context(Proxy(int(str(listen["port"]))))
-                listen["advertised_port"] = link.port
-                cluster.links[name] = link
+                cluster.links[name] = Links(*_proxies(home, stack))
         await cluster.start(*bookies)
         yield cluster

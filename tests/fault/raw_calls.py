@@ -21,7 +21,7 @@ from bookie.entry.checksum import crc32c
 from bookie.entry.digest import Crc32cDigester
 from bookie.entry.entry import pack_batch, pack_lac
 from bookie.ids import INSTANCE_ID_METADATA_KEY
-from bookie.wire.interfaces import SERVICE
+from bookie.wire.interfaces import SERVICE, BrokenCallError
 
 ATTEMPTS_MAX = 20
 ANSWER_SECONDS_MAX = 60.0
@@ -93,6 +93,8 @@ class RawBookie:
             async with self.stream(method, type(request), answer) as call:
                 try:
                     await call.write(request)
+                except BrokenCallError:
+                    continue  # by frames
                 except aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.INTERNAL:
                         raise

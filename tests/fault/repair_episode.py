@@ -37,7 +37,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from tests.fault.disk_damage import flip_bit, punch_hole
-from tests.fault.lossy_cluster import LossyCluster, healed, lossy_cluster
+from tests.fault.lossy_cluster import LossyCluster, healed, lossy_cluster, with_frames
 from tests.fault.metadata_servers import MetadataServer
 from tests.fault.repair_actors import (
     LedgerActor,
@@ -604,6 +604,7 @@ async def repair_episode(
         repair=REPAIR,
         session_timeout_seconds=SESSION_SECONDS,
         settings=SETTINGS,
+        by_frames=with_frames(store_of(seed), FIVE),
     ) as cluster:
         episode = RepairEpisode(cluster, server, seed)
         try:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.log_episode import LogEpisode
-from tests.fault.lossy_cluster import lossy_cluster
+from tests.fault.lossy_cluster import lossy_cluster, with_frames
 from tests.fault.metadata_servers import SHARED
 from tests.fault.waiting import time_limit
 
@@ -67,7 +67,8 @@ async def test_log_episodes(
     first = 1_000_000 * STORES.index(kind)
     episodes = LOG_EPISODES_OF_A_SOAK if is_soak else LOG_EPISODES
     counts: Counter[str] = Counter()
-    async with lossy_cluster(uri, tmp_path, BOOKIES) as cluster:
+    framed = with_frames(kind, BOOKIES)
+    async with lossy_cluster(uri, tmp_path, BOOKIES, by_frames=framed) as cluster:
         for number in range(first, first + episodes):
             episode = LogEpisode(cluster, number, counts)
             try:

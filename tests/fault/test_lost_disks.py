@@ -22,7 +22,13 @@ from bookie.ids import Status
 from bookie.ledger.metadata import LedgerState
 from bookie.wire.commands import ReadCommand
 from tests.fault.daemon_cluster import BOOKIES
-from tests.fault.lossy_cluster import LossyCluster, create, lossy_cluster, payloads_of
+from tests.fault.lossy_cluster import (
+    LossyCluster,
+    create,
+    lossy_cluster,
+    payloads_of,
+    with_frames,
+)
 from tests.fault.metadata_servers import SHARED
 from tests.unit.ledger.real_cluster import until
 
@@ -263,7 +269,8 @@ async def test_every_loss(
     uri = f"local://{tmp_path}/metadata"
     if kind != "local":
         uri = SHARED[kind](request).uri
-    async with lossy_cluster(uri, tmp_path) as cluster:
+    framed = with_frames(kind, BOOKIES)
+    async with lossy_cluster(uri, tmp_path, by_frames=framed) as cluster:
         for scenario in SCENARIOS if is_soak or kind == "local" else SCENARIOS[::3]:
             cluster.resume(*BOOKIES)
             await cluster.start(*sorted({*BOOKIES} - cluster.running))

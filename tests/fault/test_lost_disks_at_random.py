@@ -30,7 +30,7 @@ from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.ids import Status
 from bookie.wire.commands import ReadCommand
 from tests.fault.daemon_cluster import BOOKIES
-from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster
+from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster, with_frames
 from tests.fault.metadata_servers import SHARED
 from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
 from tests.servers.proxy import Direction
@@ -335,7 +335,8 @@ async def run_episodes(
     offset = 100_000 * STORES.index(kind) + 10_000_000 * (len(bookies) - 3)
     changes = 0
     seen: Counter[str] = Counter()
-    async with lossy_cluster(uri, path, bookies, has_links=True) as cluster:
+    framed = with_frames(kind, bookies)
+    async with lossy_cluster(uri, path, bookies, has_links=True, by_frames=framed) as cluster:
         for number in range(episodes):
             async with cluster.connect() as client, cluster.connect() as reader:
                 episode = Episode(cluster, offset + number)

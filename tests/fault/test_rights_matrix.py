@@ -87,6 +87,8 @@ health              yes     yes           yes  yes        yes     yes        yes
 
 INSIDE = GrantScope(1_000_000, 1_999_999)
 
+CARRIERS = ("grpc", "frames")
+
 
 def rows(table: str) -> dict[str, dict[str, bool]]:
     """Call → column → whether it is allowed. Columns are two spaces apart at least."""
@@ -124,7 +126,6 @@ def grants() -> list[Grant]:
     """Each role for the principal of its name, and admins with limits."""
     return [
         *(Grant(role.value, role) for role in Role),
-        Grant("leaver", Role.WRITER),
         Grant("ledgers", Role.ADMIN, INSIDE),
         Grant("log", Role.ADMIN, GrantScope(log="shop/orders")),
         Grant("namespace", Role.ADMIN, GrantScope(log="shop/*")),
@@ -157,33 +158,41 @@ async def bookie(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guar
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(300)
 async def test_the_matrix(bookie: GuardedBookie) -> None:
-    """All callers, by certificate and by token, and roles with limits."""
-    wrong = await calls(bookie) + await limited_calls(bookie) + await requests(bookie)
+    """All callers, by certificate and by token, and roles with limits, over both carriers."""
+    wrong = await requests(bookie)
+    for carrier in CARRIERS:
+        wrong += await calls(bookie, carrier) + await limited_calls(bookie, carrier)
     assert not wrong, "\n".join(wrong)
     await audited(bookie)
 
 
-async def calls(bookie: GuardedBookie) -> list[str]:
+def served(table: str, carrier: str) -> list[tuple[str, str, bool]]:
+    """The cells of a table whose calls a carrier has: health is gRPC's own."""
+    return [cell for cell in cells(table) if carrier == "grpc" or cell[0] != "health"]
+
+
+async def calls(bookie: GuardedBookie, carrier: str) -> list[str]:
     """Each RPC by each role; a token counts although the certificate beside it is an admin's."""
-    everything = list(cells(RPC_TABLE))
+    everything = served(RPC_TABLE, carrier)
     ids = {(*cell[:2], way): next(bookie.ids) for cell in everything for way in "ct"}
     await prepare(bookie.admin, ids.values())
     columns = {column for _, column, _ in everything}
-    callers = {(one, "c"): bookie.certificate(name_of(one)) for one in columns}
+    callers = {(one, "c"): bookie.certificate(name_of(one), carrier) for one in columns}
+    admin = bookie.certificate("client", carrier)
     for one in columns:
         token = bookie.token(one)
-        callers[one, "t"] = RawBookie(bookie.admin.channel, bookie.instance_id, token)
+        callers[one, "t"] = RawBookie(admin.channel, bookie.instance_id, token)
     wrong = []
     for call, column, is_allowed in everything:
         for way in "ct":
             ledger_id = ids[call, column, way]
             said = await check(bookie, callers[column, way], call, ledger_id, is_allowed)
             if said:
-                wrong.append(f"{call} of {column} by {way}: {said}")
+                wrong.append(f"{call} of {column} by {way} and {carrier}: {said}")
     return wrong
 
 
-async def limited_calls(bookie: GuardedBookie) -> list[str]:
+async def limited_calls(bookie: GuardedBookie, carrier: str) -> list[str]:
     """A role for ledger ids, a log or a namespace gives nothing elsewhere."""
     places = {
         "inside": ("ledgers", ""),
@@ -194,21 +203,21 @@ async def limited_calls(bookie: GuardedBookie) -> list[str]:
         "namespace": ("namespace", "shop/bills"),
         "other-namespace": ("namespace", "shopping/bills"),
     }
-    inside = itertools.count(INSIDE.first_ledger_id)
-    everything = list(cells(LIMITS_TABLE))
+    inside = itertools.count(INSIDE.first_ledger_id + 1000 * CARRIERS.index(carrier))
+    everything = served(LIMITS_TABLE, carrier)
     ids = {cell[:2]: next(inside if cell[1] == "inside" else bookie.ids) for cell in everything}
     await prepare(bookie.admin, ids.values())
     async with open_store(bookie.cluster.uri) as store:
         ledgers = LedgerManager(store)
         for (_, column), ledger_id in ids.items():
             await ledgers.create(metadata_of(ledger_id, places[column][1]))
-    callers = {one: bookie.certificate(one) for one, _ in places.values()}
+    callers = {one: bookie.certificate(one, carrier) for one, _ in places.values()}
     wrong = []
     for call, column, is_allowed in everything:
         caller, ledger_id = callers[places[column][0]], ids[call, column]
         said = await check(bookie, caller, call, ledger_id, is_allowed)
         if said:
-            wrong.append(f"{call} of {column}: {said}")
+            wrong.append(f"{call} of {column} by {carrier}: {said}")
     return wrong + await joined_calls(bookie, callers["ledgers"], next(inside))
 
 
@@ -296,11 +305,21 @@ def changes_of(daemon: Daemon) -> list[tuple[str, str]]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_role_that_goes_in_an_open_stream(bookie: GuardedBookie) -> None:
+@pytest.mark.parametrize("carrier", CARRIERS)
+async def test_a_role_that_goes_in_an_open_stream(bookie: GuardedBookie, carrier: str) -> None:
     """The next request of a stream that stands is refused: adds, reads and a watch."""
     ledger_id = next(bookie.ids)
     await prepare(bookie.admin, [ledger_id])
-    writer = bookie.certificate("leaver")
+    leaver = Grant("leaver", Role.WRITER)
+    async with open_store(bookie.cluster.uri) as store:
+        await RoleGrants(store).grant(leaver)
+    writer = bookie.certificate("leaver", carrier)
+
+    async def may_add() -> int:
+        request = add(ledger_id, 0)
+        return int((await writer.streamed("AddStream", request, pb.AddResponse)).status)
+
+    await until_status(may_add, pb.STATUS_OK, FOLLOWED_SECONDS_MAX)
     async with (
         writer.stream("AddStream", pb.AddRequest, pb.AddResponse) as adds,
         writer.stream("ReadStream", pb.ReadRequest, pb.ReadResponse) as reads,

@@ -32,7 +32,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 T = TypeVar("T")
@@ -56,6 +56,19 @@ class Mode(enum.Enum):
     FIFO = "fifo"
     UNIFORM = "uniform"
     PRIORITY = "priority"
+
+
+class Sockets(Protocol):
+    """What connects the processes of a simulation by streams of bytes."""
+
+    async def connect(self, factory: Any, host: str, port: int, /) -> tuple[Any, Any]:
+        """Connect to an address; see `create_connection` of asyncio."""
+
+    async def accept(self, listening: Any, /) -> tuple[Any, Any]:
+        """Return the next connection of a listening socket; see `sock_accept`."""
+
+    async def start(self, factory: Any, accepted: Any, /) -> tuple[Any, Any]:
+        """Give an accepted connection its protocol; see `connect_accepted_socket`."""
 
 
 class SimulationStuckError(AssertionError):
@@ -93,7 +106,7 @@ class _Task(asyncio.Task[T]):
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
     """Return a new loop, whose virtual time begins at 0."""
-    # Methods for sockets, signals and processes raise NotImplementedError.
+    # Methods for signals and processes raise NotImplementedError.
     return SimulatedLoop(seed, mode)  # type: ignore[abstract]
 
 
@@ -123,6 +136,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """A running checksum of all steps and of the texts passed to `note`."""
         self.unhandled: list[dict[str, Any]] = []
         """The contexts of unhandled errors; `run` raises an AssertionError for the first error."""
+        self.sockets: Sockets | None = None
+        """The connections of processes; without them, the loop refuses to connect."""
 
     # --- for the simulation --------------------------------------------------------------
 
@@ -139,6 +154,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context = copy_context()
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
+
+    def context_in_lane(self, lane: int, context: Context) -> Context:
+        """Return a copy of `context` whose callbacks run in `lane`."""
+        context = context.copy()
+        context.run(_LANE.set, lane)
+        return context
 
     def call_in_lane_at(
         self, lane: int, when: float, callback: Callable[..., object], *args: Any
@@ -334,6 +355,29 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
         return task
+
+    async def create_connection(  # type: ignore[override]  # only what carriers pass
+        self,
+        protocol_factory: Any,
+        host: str,
+        port: int,
+        *,
+        ssl: None = None,
+        server_hostname: None = None,
+    ) -> tuple[Any, Any]:
+        assert ssl is server_hostname is None, "the simulation has no TLS"
+        assert self.sockets is not None, "the simulation has no network"
+        return await self.sockets.connect(protocol_factory, host, port)
+
+    async def sock_accept(self, sock: Any) -> tuple[Any, Any]:
+        assert self.sockets is not None, "the simulation has no network"
+        return await self.sockets.accept(sock)
+
+    async def connect_accepted_socket(  # type: ignore[override]  # as above
+        self, protocol_factory: Any, sock: Any
+    ) -> tuple[Any, Any]:
+        assert self.sockets is not None, "the simulation has no network"
+        return await self.sockets.start(protocol_factory, sock)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Remember an unhandled error; `run` raises an AssertionError for the first error."""

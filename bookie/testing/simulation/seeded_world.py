@@ -31,12 +31,14 @@ import bookie.log.clock_check
 import bookie.log.consume.cursors
 import bookie.log.consume.group
 import bookie.log.log_client
+import bookie.wire.frames.server
 import bookie.wire.grpc.transport
 from bookie.env import SystemClock
 from bookie.testing.simulation.loop import SimulatedLoop
 from bookie.testing.simulation.machine import EPOCH_MS, small_steps
 from bookie.testing.simulation.simulated_calls import SimulatedChannel
 from bookie.testing.simulation.simulated_network import SimulatedNetwork
+from bookie.testing.simulation.simulated_sockets import open_sockets
 
 _TOKENS = (
     bookie.ledger.catalog.ledgers,
@@ -123,6 +125,7 @@ def seeded_world(
         (SystemClock, "monotonic", staticmethod(clock.monotonic)),
         (uuid, "uuid4", lambda: uuid.UUID(bytes=choose.randbytes(16), version=4)),
         (bookie.wire.grpc.transport, "open_channel", open_channel),
+        (bookie.wire.frames.server, "bind_all", open_sockets(loop, network).bind_all),
         (bookie.api.connection, "open_store", open_store),
     ]
     was_enabled = gc.isenabled()

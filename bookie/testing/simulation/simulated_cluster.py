@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, Self
@@ -18,6 +18,7 @@ from bookie.addresses import join_address
 from bookie.api import BookKeeper
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
+from bookie.cluster.endpoints import FRAMES
 from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
@@ -50,6 +51,7 @@ from bookie.testing.simulation.simulated_network import (
     SimulatedProcess,
     run_in,
 )
+from bookie.wire.frames.server import FramesPort, hold_frames_port
 from bookie.wire.grpc.server.grpc_call import grpc_handlers
 from bookie.wire.grpc.server.grpc_server import _Gate
 from bookie.wire.server.service import BookieService
@@ -66,7 +68,7 @@ SILENCE_SECONDS_MAX = 2.0
 """The longest time in seconds that a client waits for a lost reply."""
 
 DRAIN_SECONDS = 1.0
-BOOKIE_PORT = 3181
+BOOKIE_PORT, FRAMES_PORT = 3181, 3182
 STOP_SECONDS_MAX = 30.0
 
 CLIENT = {
@@ -313,6 +315,7 @@ class SimulatedBookie:
         ):
             instance_id = await read_instance_id(store)
             async with (
+                self._hold_frames() as frames,
                 start_bookie(
                     machine.environment,
                     machine.settings,
@@ -324,13 +327,14 @@ class SimulatedBookie:
                     instance_id=instance_id,
                     garbage=GARBAGE,
                 ) as started,
-                self._port(gate, self._service(started.bookie, metrics)),
+                self._port(gate, self._service(started.bookie, metrics), frames),
             ):
                 self.incarnations.append(started.bookie.incarnation)
-                endpoint = Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")
+                endpoints = [Endpoint("bookie", self.host, BOOKIE_PORT, "grpc")]
+                endpoints += [Endpoint(FRAMES, self.host, one.port, FRAMES) for one in frames]
                 updater = RegistrationUpdater(
                     started.bookie,
-                    (endpoint,),
+                    tuple(endpoints),
                     {},
                     {},
                     lambda: started.check.needed,
@@ -375,8 +379,21 @@ class SimulatedBookie:
         ]
 
     @asynccontextmanager
-    async def _port(self, gate: _Gate, service: BookieService) -> AsyncIterator[None]:
+    async def _hold_frames(self) -> AsyncIterator[tuple[FramesPort, ...]]:
+        """Listen for frames if the bookie offers them; yields the port, or nothing."""
+        if self.host not in self.cluster.by_frames:
+            yield ()
+            return
+        async with hold_frames_port(self.host, FRAMES_PORT, RPC) as held:
+            yield (held,)
+
+    @asynccontextmanager
+    async def _port(
+        self, gate: _Gate, service: BookieService, frames: tuple[FramesPort, ...]
+    ) -> AsyncIterator[None]:
         gate.service_handlers = grpc_handlers(service.handlers())
+        for one in frames:
+            one.serve(service.handlers())
         try:
             yield
         finally:
@@ -384,6 +401,8 @@ class SimulatedBookie:
             service.end_streams()
             if self.process is not None and self.process.is_alive:
                 await asyncio.sleep(DRAIN_SECONDS / 10)
+                for one in frames:
+                    await one.stop(DRAIN_SECONDS / 10)
 
     def _service(self, node: Bookie, metrics: Metrics) -> BookieService:
         limited = metrics.rate_limited_total
@@ -454,7 +473,10 @@ class SimulatedCluster:
         interleaving: float,
         storage: dict[str, object],
         sync_seconds: float,
+        by_frames: Collection[str] = (),
     ) -> None:
+        """`by_frames` are the hosts of the bookies that offer frames."""
+        self.by_frames = by_frames
         self.loop = loop
         self.network = network
         self.seed = seed

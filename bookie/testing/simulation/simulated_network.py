@@ -221,6 +221,8 @@ class SimulatedNetwork:
         self.resets = 0
         self.late_adds = 0
         """The number of adds that arrived on an old connection after a newer connection began."""
+        self.framed_adds = self.late_framed_adds = 0
+        """The pieces of adds that arrived by frames, and those on an old connection."""
         self.unexpected: list[BaseException] = []
         """Errors of call handlers in live processes."""
 

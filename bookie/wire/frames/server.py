@@ -400,7 +400,7 @@ class FramesPort:
         self._tasks = tasks
         self._files = files
         self._connections_max = connections_max
-        self._connections: set[ServedConnection] = set()
+        self._connections: dict[ServedConnection, None] = {}
         self._beginning: dict[asyncio.Task[None], socket.socket] = {}
         """The tasks that begin connections, and their sockets."""
         self._coming: set[ServedConnection] = set()
@@ -493,13 +493,13 @@ class FramesPort:
     def admit(self, connection: ServedConnection) -> bool:
         """Count a new connection; False if there are too many."""
         self._coming.discard(connection)
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._empty.clear()
         return len(self._connections) <= self._connections_max * len(self._sockets)
 
     def forget(self, connection: ServedConnection) -> None:
         """Count a connection no longer, because it has ended."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections:
             self._empty.set()
 
