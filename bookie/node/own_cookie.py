@@ -117,6 +117,8 @@ class OwnCookie:
         self._number = comparison.number
         self._attempted = comparison.number
         """The state number that the store may have after a write with an unknown outcome."""
+        self._unanswered: list[Cookie] = []
+        """The cookies that this process wrote without an answer, and that may come late."""
         self._lock = asyncio.Lock()
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
@@ -190,11 +192,19 @@ class OwnCookie:
             wanted = replace(wanted, state_number=wanted.state_number - 1)
         self._env.failpoints.hit("cookie.unsettled")
         self._attempted = wanted.state_number
+        self._unanswered.append(wanted)
         try:
             await self._cookies.write(wanted, found.version)
         except BadVersionError as error:
-            if (await self._read()).value != wanted:
+            latest = (await self._read()).value
+            if latest not in self._unanswered:
                 raise self._usurped() from error
+            if latest != wanted:
+                # An earlier write of this process came late, so this one begins from its result.
+                await self._advance(renew=renew, is_in_doubt=is_in_doubt)
+                return
+        # The store has a later version now than any earlier write expects.
+        self._unanswered.clear()
         self._env.failpoints.hit("cookie.advanced")
         self._cookie, self._number = wanted, wanted.state_number
         if has_room:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from bookie.errors import (
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.metadata.model import Operation, Stat
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node import own_cookie
@@ -33,6 +34,7 @@ from bookie.node.engine.index.entry_index import INTEGRITY_SOUND
 from bookie.node.engine.integrity import Integrity
 from bookie.node.garbage_memory import StoreMemory
 from bookie.node.own_cookie import OwnCookie, compare_states
+from tests.conformance.faulty_store import FaultyStore
 from tests.unit.node.engine.machine import IDENTITY, Machine, Snapshots, until
 from tests.unit.node.node_room import add, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
@@ -383,6 +385,35 @@ async def test_a_cookie_that_another_process_changed_ends_this_one(
             await one.cookie.advance()
         await store.delete(keys.cookie("b1"))
         with pytest.raises(CookieError, match="was deleted"):
+            await one.cookie.advance()
+
+
+class _LateWrites(FaultyStore):
+    """A store in which a write that was lost happens just before the next one."""
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        if self.lost and not self.lost_requests:
+            await self._store.transaction(self.lost.pop())
+        return await super().transaction(operations)
+
+
+async def test_a_late_write_of_its_own_is_no_other_process(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """The end of a doubt is written, nobody answers, and the next look finds the doubt again."""
+    await stamped(machine, store)
+    late = _LateWrites(store)
+    async with started(machine, late) as one:
+        before = (await recorded(store)).state_number
+        late.lost_requests = 1
+        with pytest.raises(MetadataUnavailableError):
+            await one.cookie.advance(is_in_doubt=False)
+        await one.cookie.advance(is_in_doubt=True)
+        after = await recorded(store)
+        assert (after.state_number, after.is_in_doubt) == (before + 2, True)
+        assert all(cookie.state_number == before + 2 for cookie in in_directories(machine))
+        await put_back_number(store, before + 3)
+        with pytest.raises(IdentityError, match="another process"):
             await one.cookie.advance()
 
 
