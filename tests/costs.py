@@ -32,7 +32,7 @@ REASONS = {
     "tests/abuse/test_http_abuse.py": "10 kinds of abuse, each for 5 s on a bookie of its own",
     "tests/cluster_sim/test_cluster_sim.py": "seeds of whole clusters reach all rare things",
     "tests/cluster_sim/test_cluster_sim_finds_bugs.py": "14 clusters with one bug are caught",
-    "tests/cluster_sim/test_log_sim.py": "30 seeds of logs reach all rare things of logs",
+    "tests/cluster_sim/test_log_sim.py": "50 seeds of logs reach all rare things of logs",
     "tests/cluster_sim/test_log_sim_finds_bugs.py": "7 logs with one bug are caught",
     "tests/explorer/test_explorer.py": "all orders of events, in scopes that find mutants",
     "tests/fault/test_crash_kill.py": "forty lives of a bookie that end at kills",

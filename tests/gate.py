@@ -52,6 +52,7 @@ AT_NIGHT: Mapping[str, int] = {
     # By day the simulated cluster with ledgers, and logs on real processes in one episode.
     "tests/cluster_sim/test_log_sim.py": ALL,
     "tests/cluster_sim/test_cluster_sim.py": 4,
+    "tests/cluster_sim/test_frames_sim.py": 3,
     "tests/cluster_sim/test_repair_sim.py": 11,
     # By day messages without an end; floods and damaged requests against a server in the test's own
     # process by `tests/unit/wire/grpc/test_abuse.py` and `test_bad_input.py`.

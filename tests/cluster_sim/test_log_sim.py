@@ -17,12 +17,12 @@ from tests.cluster_sim.log_observers import LOGS_SOMETIMES, LOGS_SOMETIMES_SEEDS
 from tests.cluster_sim.log_script import simulate_logs
 
 ROOT = Path(__file__).parents[2]
-LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = 30, 3000
+LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = LOGS_SOMETIMES_SEEDS, 3000
 LOG_SEEDS_A_TEST_OF_A_SOAK = LOGS_SOMETIMES_SEEDS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Thirty seeds by default, three thousand in a soak."""
+    """By default as many as the table of rare things is for; three thousand in a soak."""
     soak = LOG_SEEDS_OF_A_SOAK, LOG_SEEDS_A_TEST_OF_A_SOAK
     parametrize_seeds(metafunc, "seeds", (LOG_SEEDS, LOG_SEEDS), soak)
 

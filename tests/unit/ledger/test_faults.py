@@ -153,6 +153,7 @@ async def test_a_force_does_not_mean_a_later_life(bk: BookKeeper, cluster: RealC
     await until(lambda: not writer._machine.window.retained)
     for number in (0, 1):
         connection = writer._pool.connection(f"b{number}")
+        await _carrier_stays(connection)
         for lane in connection._plain.values():
             assert lane._stream is not None
             lane._stream._on_broken = lambda _: None
@@ -163,6 +164,13 @@ async def test_a_force_does_not_mean_a_later_life(bk: BookKeeper, cluster: RealC
     with pytest.raises(NotEnoughBookiesError):
         await writer.force()
     assert writer.last_add_confirmed == -1
+
+
+async def _carrier_stays(connection: BookieConnection) -> None:
+    """From now on the client chooses no other carrier, which would begin a new stream."""
+    chosen = connection._chosen
+    await until(lambda: not chosen._is_choosing)
+    chosen._is_choosing = True
 
 
 async def _answers(connection: BookieConnection) -> None:
