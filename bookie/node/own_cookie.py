@@ -192,7 +192,8 @@ class OwnCookie:
             wanted = replace(wanted, state_number=wanted.state_number - 1)
         self._env.failpoints.hit("cookie.unsettled")
         self._attempted = wanted.state_number
-        self._unanswered.append(wanted)
+        if wanted not in self._unanswered:
+            self._unanswered.append(wanted)
         try:
             await self._cookies.write(wanted, found.version)
         except BadVersionError as error:
