@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.sim.conftest import _quiet, report
 
-__all__ = ["_quiet", "parametrize_seeds", "report"]
+__all__ = ["_quiet", "parametrize_seeds", "report", "trace_elsewhere"]
+
+ROOT = Path(__file__).parents[2]
 
 
 def parametrize_seeds(
@@ -19,3 +26,16 @@ def parametrize_seeds(
     last, step = of_a_soak if is_soak else usual
     chunks = [range(first, first + step) for first in range(0, last, step)]
     metafunc.parametrize(name, chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+
+
+def trace_elsewhere(script: str, seed: int, hash_seed: str, *words: str) -> int:
+    """The checksum of everything that happened in a seed, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", f"tests.cluster_sim.{script}", str(seed), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(found.stdout.split()[-1])

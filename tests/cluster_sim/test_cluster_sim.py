@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.cluster_sim.cluster_observers import SOMETIMES, SOMETIMES_SEEDS
 from tests.cluster_sim.cluster_script import simulate_cluster
 from tests.cluster_sim.cluster_swarm import draw_moves
-from tests.cluster_sim.conftest import parametrize_seeds
+from tests.cluster_sim.conftest import parametrize_seeds, trace_elsewhere
 
-ROOT = Path(__file__).parents[2]
 SEEDS = 80
 SEEDS_A_TEST = 40
 """All rare things happen in each test."""
@@ -61,7 +56,9 @@ def test_clusters_keep_the_rules(clusters: range, report: Callable[[str], None])
     rare = {name: counts[name] for name in SOMETIMES if counts[name] < SOMETIMES[name] * share}
     assert not rare, f"these happened too rarely: {rare}"
     for seed in clusters[::SEEDS_A_TRACE]:
-        assert trace_elsewhere(seed, "1") == trace_elsewhere(seed, "4711")
+        assert trace_elsewhere("cluster_script", seed, "1") == trace_elsewhere(
+            "cluster_script", seed, "4711"
+        )
 
 
 @pytest.mark.timeout(1800)
@@ -78,21 +75,8 @@ def test_moves_of_copies_keep_the_rules(moves: range, report: Callable[[str], No
     assert counts["copies open"] >= len(moves), told
 
 
-def trace_elsewhere(seed: int, hash_seed: str) -> int:
-    """The checksum of everything that happened in a seed, in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.cluster_sim.cluster_script", str(seed)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(found.stdout.split()[-1])
-
-
 def test_a_cluster_does_not_depend_on_what_ran_before() -> None:
     """A seed leaves the same trace after another one, and another seed leaves another."""
     first = simulate_cluster(3)
-    assert simulate_cluster(3).trace == first.trace == trace_elsewhere(3, "0")
+    assert simulate_cluster(3).trace == first.trace == trace_elsewhere("cluster_script", 3, "0")
     assert simulate_cluster(5).trace != first.trace

@@ -6,22 +6,17 @@ bookie offers frames, each client goes by both.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.cluster_sim.cluster_script import simulate_cluster
 from tests.cluster_sim.cluster_swarm import draw_frames
-from tests.cluster_sim.conftest import parametrize_seeds
+from tests.cluster_sim.conftest import parametrize_seeds, trace_elsewhere
 from tests.cluster_sim.log_script import simulate_logs
 from tests.cluster_sim.log_swarm import draw_framed_logs
 
-ROOT = Path(__file__).parents[2]
 SEEDS, SEEDS_A_TEST = 60, 20
 LOG_SEEDS, LOG_SEEDS_A_TEST = 24, 8
 SEEDS_OF_A_SOAK, LOG_SEEDS_OF_A_SOAK, SEEDS_A_TEST_OF_A_SOAK = 10_000, 3000, 100
@@ -64,24 +59,11 @@ def test_logs_keep_the_rules_by_frames(log_seeds: range, report: Callable[[str],
     assert counts["add by frames"] >= ADDS_MIN * len(log_seeds), told
 
 
-def trace_elsewhere(script: str, seed: int, hash_seed: str) -> int:
-    """The checksum of everything that happened in a seed, in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-m", f"tests.cluster_sim.{script}", str(seed), "--frames"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(found.stdout.split()[-1])
-
-
 def test_a_seed_leaves_the_same_trace_in_other_processes() -> None:
     """Frames depend on nothing but the seed, too."""
     for seed in (3, 4):
         first = simulate_cluster(seed, draw_frames(seed)).trace
-        assert trace_elsewhere("cluster_script", seed, "4711") == first
+        assert trace_elsewhere("cluster_script", seed, "4711", "--frames") == first
         assert simulate_cluster(seed).trace != first
     logs = simulate_logs(3, draw_framed_logs(3)).trace
-    assert trace_elsewhere("log_script", 3, "4711") == logs
+    assert trace_elsewhere("log_script", 3, "4711", "--frames") == logs

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cluster_sim.conftest import parametrize_seeds
+from tests.cluster_sim.conftest import parametrize_seeds, trace_elsewhere
 from tests.cluster_sim.log_observers import LOGS_SOMETIMES, LOGS_SOMETIMES_SEEDS
 from tests.cluster_sim.log_script import simulate_logs
 
-ROOT = Path(__file__).parents[2]
 LOG_SEEDS, LOG_SEEDS_OF_A_SOAK = LOGS_SOMETIMES_SEEDS, 3000
 LOG_SEEDS_A_TEST_OF_A_SOAK = LOGS_SOMETIMES_SEEDS
 
@@ -48,21 +43,12 @@ def test_logs_keep_the_rules(seeds: range, report: Callable[[str], None]) -> Non
     assert not rare, f"these happened too rarely: {rare}"
 
 
-def trace_elsewhere(seed: int, hash_seed: str) -> int:
-    """The checksum of everything that happened in a seed, in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.cluster_sim.log_script", str(seed)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(found.stdout.split()[-1])
-
-
 def test_a_seed_of_logs_leaves_the_same_trace_in_other_processes() -> None:
     """It depends neither on hashes nor on what ran before; another seed leaves another trace."""
     first = simulate_logs(3)
-    assert trace_elsewhere(3, "1") == trace_elsewhere(3, "4711") == first.trace
+    assert (
+        trace_elsewhere("log_script", 3, "1")
+        == trace_elsewhere("log_script", 3, "4711")
+        == first.trace
+    )
     assert simulate_logs(5).trace != first.trace == simulate_logs(3).trace

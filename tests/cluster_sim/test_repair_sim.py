@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cluster_sim.conftest import parametrize_seeds
+from tests.cluster_sim.conftest import parametrize_seeds, trace_elsewhere
 from tests.cluster_sim.repair_script import simulate_repairs
 
-ROOT = Path(__file__).parents[2]
 SEEDS, SEEDS_A_TEST = 40, 4
 SEEDS_OF_A_SOAK, SEEDS_A_TEST_OF_A_SOAK = 10_000, 200
 
@@ -64,17 +59,8 @@ def test_copies_come_back_by_themselves(seeds: range, report: Callable[[str], No
 def test_a_seed_of_repair_leaves_the_same_trace_in_other_processes() -> None:
     """It depends neither on hashes nor on what ran before."""
     here = simulate_repairs(3).trace
-    assert _trace_elsewhere(3, "1") == _trace_elsewhere(3, "4711") == here
-
-
-def _trace_elsewhere(seed: int, hash_seed: str) -> int:
-    """The checksum of everything that happened in a seed, in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.cluster_sim.repair_script", str(seed)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=True,
+    assert (
+        trace_elsewhere("repair_script", 3, "1")
+        == trace_elsewhere("repair_script", 3, "4711")
+        == here
     )
-    return int(found.stdout.split()[-1])

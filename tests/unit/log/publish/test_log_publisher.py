@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 
 import pytest
@@ -185,6 +186,22 @@ async def test_a_lost_reply_is_recognised_behind_later_batches_and_in_a_chunk(
     assert [one for one in await orders.named() if one[0] == 1] == [(1, 0, 9)]
 
 
+@asynccontextmanager
+async def unanswered(
+    orders: MetadataLog, store: FaultyStore, *ranges: PendingRange
+) -> AsyncIterator[asyncio.Task[bool]]:
+    """Inside, batch 0 is published, and the call waits for a reply that will be lost."""
+    hold_reply = store.hold_reply = asyncio.Event()
+    store.lost_replies = 1
+    written: list[object] = []
+    store.after_write = written.append
+    async with asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(orders.batch(0, *ranges))
+        await turns_until(lambda: bool(written))
+        yield publishing
+        hold_reply.set()
+
+
 @pytest.mark.parametrize("also_elsewhere", [False, True], ids=["all of it", "one of two"])
 async def test_a_lost_reply_is_recognised_although_the_records_were_truncated(
     orders: MetadataLog, store: FaultyStore, *, also_elsewhere: bool
@@ -196,16 +213,8 @@ async def test_a_lost_reply_is_recognised_although_the_records_were_truncated(
     if also_elsewhere:
         ranges.append(pending(2, 0, 9, partition=1))
     direct = metadata_client(store._store)
-
-    hold_reply = store.hold_reply = asyncio.Event()
-    store.lost_replies = 1
-    written: list[object] = []
-    store.after_write = written.append
-    async with asyncio.TaskGroup() as tasks:
-        publishing = tasks.create_task(orders.batch(0, *ranges))
-        await turns_until(lambda: bool(written))
+    async with unanswered(orders, store, *ranges) as publishing:
         assert await truncate(direct, orders.partition(), before=10) == 10
-        hold_reply.set()
     assert publishing.result()
     assert await orders.named() == []
 
@@ -261,25 +270,20 @@ async def test_a_lost_reply_is_recognised_although_a_compaction_joined_the_recor
     await orders.make_ledger(2, entries=10)
     await orders.make_ledger(9, entries=20, application=None)
     direct = metadata_client(store._store)
-
-    hold_reply = store.hold_reply = asyncio.Event()
-    store.lost_replies = 1
-    written: list[object] = []
-    store.after_write = written.append
-    async with asyncio.TaskGroup() as tasks:
-        publishing = tasks.create_task(orders.batch(0, pending(1, 0, 9), pending(2, 0, 9)))
-        await turns_until(lambda: bool(written))
+    ranges = pending(1, 0, 9), pending(2, 0, 9)
+    async with unanswered(orders, store, *ranges) as publishing:
         found = await direct.logs.read_head(orders.partition(), orders.log_id)
         (first, last) = found.value.ranges
         joined = replace(first, ledger_id=9, last_entry_id=19, end_ms=last.end_ms)
         head = replace(found.value, ranges=(joined,))
         await direct.logs.commit_heads([(orders.partition(), head, found.version, ())], [])
-        hold_reply.set()
     assert publishing.result()
 
 
 class _LateStore(FaultyStore):
     """Its lost requests happen at the next read of a ledger, and then `then` is called."""
+
+    then: Callable[[], Awaitable[object]]
 
     async def get(self, key: str) -> Record | None:
         if self.lost and key.startswith("/ledgers/"):
@@ -287,22 +291,15 @@ class _LateStore(FaultyStore):
             await self.then()
         return await super().get(key)
 
-    async def then(self) -> None:
-        """Do what the test wants."""
-        raise NotImplementedError
-
 
 async def test_a_late_request_whose_ledgers_are_gone_already_is_recognised(
     orders: MetadataLog, store: FaultyStore
 ) -> None:
     """The batch is published after the second look, and truncated before its ledgers are read."""
 
-    class Late(_LateStore):
-        async def then(self) -> None:
-            assert await truncate(orders.client, orders.partition(), before=10) == 10
-
     await orders.make_ledger(1, entries=10)
-    late = Late(store)
+    late = _LateStore(store)
+    late.then = lambda: truncate(orders.client, orders.partition(), before=10)
     late.lost_requests = 1
     client = metadata_client(late)
     assert await LogPublisher(client, orders.name).publish(APPLICATION, 0, [pending(1, 0, 9)])
