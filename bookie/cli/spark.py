@@ -139,7 +139,7 @@ def spark_session(
     _require_spark()
     settings = parse_pairs(conf, "--conf KEY=VALUE")
     from bookie.cluster.instance import read_instance_id
-    from bookie.spark.session import open_session, plain_error
+    from bookie.spark.session import open_session, plain_error, stop_last_session
 
     on_store(metadata, read_instance_id)
 
@@ -152,7 +152,7 @@ def spark_session(
             raise
         raise plain from error
     finally:
-        session.stop()
+        stop_last_session(session)
 
 
 def _require_spark() -> None:

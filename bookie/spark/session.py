@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -92,6 +93,24 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     return session
 
 
+def stop_last_session(session: SparkSession) -> None:
+    """Stop a session at the end of the process, without the second that PySpark waits then.
+
+    PySpark waits for its server of accumulators, which looks once a second if it must end. Here the
+    server ends with the process, in a daemon thread.
+
+    Source: ``UpdateRequestHandler`` in ``pyspark/accumulators.py`` of Spark 4.3.
+    """
+    context = SparkContext._active_spark_context  # a session of Spark Connect has none
+    server = getattr(context, "_accumulatorServer", None)
+    if context is not None and server is not None:
+        del context._accumulatorServer
+        server.server_close()
+        if isinstance(server.server_address, str):
+            Path(server.server_address).unlink(missing_ok=True)
+    session.stop()
+
+
 def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     is_local = master.startswith("local")
     settings = {**RECOMMENDED, **(local_settings() if is_local else {}), **conf}
@@ -107,14 +126,17 @@ def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
             raise CannotStartError(java_problem(str(error))) from error
 
 
-def local_settings() -> dict[str, str]:
+def local_settings(*, reads_archive: bool = True) -> dict[str, str]:
     """Return the settings `LOCAL` plus Java options for the serial collector and the class archive.
 
     If an environment variable may choose another collector or another Spark, return `LOCAL` alone.
+
+    Args:
+        reads_archive: False for the session that writes the archive; Java cannot do both.
     """
     if any(name in os.environ for name in (*_OTHERS_SETTINGS, "SPARK_HOME")):
         return LOCAL
-    options = [LOCAL[DRIVER_OPTIONS], SERIAL, *reading_options()]
+    options = [LOCAL[DRIVER_OPTIONS], SERIAL, *(reading_options() if reads_archive else [])]
     return {**LOCAL, DRIVER_OPTIONS: " ".join(options)}
 
 

@@ -44,35 +44,39 @@ def _session(cache: Path) -> list[str]:
     return said.stdout.splitlines()
 
 
-def test_later_sessions_read_the_archive(tmp_path: Path) -> None:
-    assert _session(tmp_path) == ["mapped False", "rows 5"]
-    first = subprocess.run(
-        PREPARE, env=_environment(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert first.returncode == 0, first.stderr
-    (archive,) = (tmp_path / "bookie").iterdir()
-    assert str(archive) in first.stdout
-    assert _session(tmp_path) == ["mapped True", "rows 5"]
+async def test_later_sessions_read_the_archive(tmp_path: Path) -> None:
+    """Whoever prepares again keeps the archive until there is another one.
+
+    Java would crash on an archive that is cut off.
+    """
+    assert await asyncio.to_thread(_session, tmp_path) == ["mapped False", "rows 5"]
+    first = await _preparing(tmp_path)
+    said, errors = await first.communicate()
+    assert first.returncode == 0, errors
+    (archive,) = _written(tmp_path)
+    assert str(archive).encode() in said
+    again = await _preparing(tmp_path)
+    saying = asyncio.get_running_loop().create_task(again.communicate())
+    async with time_limit(WAIT_SECONDS):
+        while len(_written(tmp_path)) == 1:
+            assert not saying.done(), await saying
+            await asyncio.sleep(0.01)
+    (beside,) = set(_written(tmp_path)) - {archive}
+    _kill_writer_of(beside)
+    _, errors = await saying
+    assert again.returncode != 0
+    assert b"wrote no archive" in errors
+    assert _written(tmp_path) == [archive]
+    assert await asyncio.to_thread(_session, tmp_path) == ["mapped True", "rows 5"]
 
 
-async def test_a_killed_java_leaves_no_archive(tmp_path: Path) -> None:
-    """Java would crash on an archive that is cut off."""
-    process = await asyncio.create_subprocess_exec(
+async def _preparing(cache: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         *PREPARE,
-        env=_environment(tmp_path),
-        stdout=asyncio.subprocess.DEVNULL,
+        env=_environment(cache),
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    said = asyncio.get_running_loop().create_task(process.communicate())
-    async with time_limit(WAIT_SECONDS):
-        while not (begun := _written(tmp_path)):
-            assert not said.done(), await said
-            await asyncio.sleep(0.01)
-    _kill_writer_of(begun[0])
-    _, errors = await said
-    assert process.returncode != 0
-    assert b"wrote no archive" in errors
-    assert _written(tmp_path) == []
 
 
 def _written(cache: Path) -> list[Path]:

@@ -52,7 +52,9 @@ def prepare(metadata: str, scratch: Path) -> Path:
         beside.unlink()
     except OSError as error:
         raise ConfigurationError(f"{path.parent} cannot be written: {error.strerror}") from error
-    options = " ".join([local_settings()[DRIVER_OPTIONS], *writing_options(beside)])
+    options = " ".join(
+        [local_settings(reads_archive=False)[DRIVER_OPTIONS], *writing_options(beside)]
+    )
     try:
         with _until_java_ended():
             spark = open_session("prepare", "local[*]", {DRIVER_OPTIONS: options})
