@@ -97,20 +97,25 @@ class ListenSettings(Section):
         " opens it if the bookie has a certificate and security.allow_plaintext is set. 0 means"
         " any free port, which clients find in the registration.",
     )
+    frames: bool = Field(
+        default=True,
+        description="Serve clients also by frames, a faster carrier than gRPC with the same TLS,"
+        " roles and limits. Clients go by gRPC where they cannot reach its port.",
+    )
     frames_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="The port beside it for clients by frames, a faster carrier than gRPC; 0 means"
-        " none. It uses the same TLS, roles and limits. Clients find it by the registration, at the"
-        " same host.",
+        description="The port for frames; 0 means any free port, which clients find in the"
+        " registration. Set it where a firewall must know it.",
     )
     advertised_frames_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="The port by which clients by frames connect; 0 means frames_port. Set it where"
-        " ports are mapped, such as for containers.",
+        description="The port by which clients by frames connect; 0 means the port for frames."
+        " Where advertised_port is set, ports are mapped. Then a bookie offers frames only if one"
+        " of these two ports is set.",
     )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
@@ -122,6 +127,16 @@ class ListenSettings(Section):
         if self.frames_port and self.frames_port in (self.port, self.plaintext_port):
             raise ValueError("frames_port must differ from port and plaintext_port")
         return self
+
+    @property
+    def offers_frames(self) -> bool:
+        """True if the bookie listens for frames.
+
+        Where `advertised_port` is set, clients reach only mapped ports. A port that nobody knows
+        before the start cannot be mapped.
+        """
+        is_known = bool(self.frames_port or self.advertised_frames_port)
+        return self.frames and (is_known or not self.advertised_port)
 
 
 class SessionSettings(Section):

@@ -189,7 +189,7 @@ async def _run(
         ):
             updater = RegistrationUpdater(
                 started.bookie,
-                endpoints_of(settings, held.port, http_port, held.plaintext_port),
+                _endpoints(settings, held, http_port, frames),
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
                 lambda: started.check.needed,
@@ -414,10 +414,10 @@ def _hold_port(
 async def _hold_ports(
     settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
 ) -> AsyncIterator[tuple[HeldPort, Sequence[FramesPort]]]:
-    """Listen for clients by gRPC, and also by frames if the settings name a port for frames."""
+    """Listen for clients by gRPC, and also by frames unless the settings forbid it."""
     listen = settings.listen
     async with _hold_port(settings, files, doorkeeper) as held:
-        if not listen.frames_port:
+        if not listen.offers_frames:
             yield held, ()
             return
         async with hold_frames_port(
@@ -437,13 +437,21 @@ def _has_second_port(settings: Settings) -> bool:
 
 def _ports(settings: Settings) -> int:
     """Return the number of ports for clients."""
-    return 1 + _has_second_port(settings) + (settings.listen.frames_port != 0)
+    return 1 + _has_second_port(settings) + settings.listen.offers_frames
+
+
+def _endpoints(
+    settings: Settings, held: HeldPort, http_port: int, frames: Sequence[FramesPort]
+) -> tuple[Endpoint, ...]:
+    """Return the addresses that belong to the ports on which this bookie listens."""
+    framed = (one.port for one in frames)
+    return endpoints_of(settings, held.port, http_port, held.plaintext_port, *framed)
 
 
 def endpoints_of(
-    settings: Settings, port: int, http_port: int, plaintext_port: int = 0
+    settings: Settings, port: int, http_port: int, plaintext_port: int = 0, frames_port: int = 0
 ) -> tuple[Endpoint, ...]:
-    """Return the addresses of this bookie, for its registration.
+    """Return the addresses of this bookie, for its registration; a port of 0 is not served.
 
     If the bookie has an address without TLS, this address comes first, because clients of earlier
     versions use a service's first address.
@@ -458,9 +466,9 @@ def endpoints_of(
     plaintext = (Endpoint(ENTRIES, host, plaintext_port, "grpc"),) if plaintext_port else ()
     protocol = FRAMES_PROTOCOLS[settings.security.serves_tls]
     frames: tuple[Endpoint, ...] = ()
-    if listen.frames_port:
-        frames_port = listen.advertised_frames_port or listen.frames_port
-        frames = (Endpoint(FRAMES, host, frames_port, protocol),)
+    if frames_port:
+        offered = listen.advertised_frames_port or frames_port
+        frames = (Endpoint(FRAMES, host, offered, protocol),)
     return (
         *plaintext,
         Endpoint(ENTRIES, host, listen.advertised_port or port, f"grpc{tls}"),

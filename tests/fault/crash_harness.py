@@ -141,8 +141,12 @@ class CrashHarness:
         self.journal_is_gone = False
         """From then on an answer is no promise: see where it is set."""
         port, http_port, self._frames_port = claimed_ports(3)
+        self._by_frames = seed % 2 == 1
         member = LocalBookie("b1", port, http_port)
-        settings = {**settings, "listen": {"frames_port": self._frames_port}}
+        settings = {
+            **settings,
+            "listen": {"frames": self._by_frames, "frames_port": self._frames_port},
+        }
         layout = Layout(f"local://{directory}/metadata", (member,))
         write_configuration(directory, layout, member, settings)
         self._metadata_uri = layout.metadata_uri
@@ -208,10 +212,10 @@ class CrashHarness:
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[BookieChannel]:
         async with asyncio.TaskGroup() as tasks:
-            address, is_framed = self._process.address, self.seed % 2 == 1
-            if is_framed:
+            address = self._process.address
+            if self._by_frames:
                 address = f"{address.rpartition(':')[0]}:{self._frames_port}"
-            channel = BookieChannel(address, self._instance_id, tasks, is_framed=is_framed)
+            channel = BookieChannel(address, self._instance_id, tasks, is_framed=self._by_frames)
             try:
                 yield channel
             finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +17,6 @@ from bookie.metadata.connect import open_store
 from tests.fault.daemon_process import Daemon, Home, serving
 from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import until
-
-CARRIER = os.environ.get("CARRIER_OF_TESTS", "grpc")
-"""With ``frames``, bookies of these tests offer frames, so that all clients change to them."""
 
 SESSION_TIMEOUT_SECONDS = 2.0
 BOOKIES = ("b1", "b2", "b3")
@@ -83,7 +79,7 @@ def home_of(
     session: Mapping[str, object] | None = None,
     *,
     timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
-    offers_frames: bool = False,
+    offers_frames: bool = True,
 ) -> Home:
     """The settings of a bookie that has never run; `session` are those of its section.
 
@@ -92,8 +88,8 @@ def home_of(
     home = path / name
     home.mkdir()
     port, http_port = claimed_ports(2)
-    listen: dict[str, object] = {"port": port}
-    if offers_frames or CARRIER == "frames":
+    listen: dict[str, object] = {"port": port, "frames": offers_frames}
+    if offers_frames:
         (listen["frames_port"],) = claimed_ports(1)
     return Home(
         home,

@@ -148,7 +148,6 @@ async def guarded_bookie(path: Path, grants: Iterable[Grant]) -> AsyncIterator[G
         asyncio.TaskGroup() as tasks,
         AsyncExitStack() as stack,
     ):
-        cluster.offers_frames = True
         create_key(path / "tokens")
         async with open_store(cluster.uri) as store:
             instance_id = await read_instance_id(store)

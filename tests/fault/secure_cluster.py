@@ -48,7 +48,6 @@ class SecureCluster:
     sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """More settings of each bookie, below their sections."""
     repair: Mapping[str, object] = field(default_factory=lambda: {"enabled": False})
-    offers_frames: bool = False
 
     async def start(self, name: str, security: Mapping[str, object] | None = None) -> Daemon:
         """Start a bookie with this section ``[security]``; by default with TLS."""
@@ -57,7 +56,6 @@ class SecureCluster:
             home = self.homes[name] = home_of(
                 *(self.uri, self.path, name),
                 timeout_seconds=LEASE_SECONDS,
-                offers_frames=self.offers_frames,
             )
         home.sections["repair"] = dict(self.repair)
         for section, values in self.sections.items():

@@ -45,6 +45,26 @@ def test_a_wildcard_is_found_by_an_address_that_leads_there(
 
 
 @pytest.mark.parametrize(
+    ("set_to", "is_offered"),
+    [
+        ({}, True),
+        ({"frames": "false"}, False),
+        ({"frames": "false", "frames_port": "3182"}, False),
+        # Clients reach mapped ports alone, and nobody can map a port that is not known before.
+        ({"advertised_port": "4181"}, False),
+        ({"advertised_port": "4181", "frames_port": "3182"}, True),
+        ({"advertised_port": "4181", "advertised_frames_port": "4182"}, True),
+    ],
+)
+def test_frames_are_offered_where_clients_can_reach_them(
+    set_to: dict[str, str], *, is_offered: bool
+) -> None:
+    overrides = {f"listen.{name}": value for name, value in set_to.items()}
+    settings = load_settings(overrides=overrides, environment={})
+    assert settings.listen.offers_frames == is_offered
+
+
+@pytest.mark.parametrize(
     ("port", "advertised", "named"), [(0, 0, []), (3182, 0, [3182]), (3182, 4182, [4182])]
 )
 def test_frames_are_named_by_the_port_that_leads_there(
@@ -52,10 +72,7 @@ def test_frames_are_named_by_the_port_that_leads_there(
 ) -> None:
     """Containers may all have the same port inside; outside each needs its own."""
     settings = load_settings(
-        overrides={
-            "listen.frames_port": str(port),
-            "listen.advertised_frames_port": str(advertised),
-        },
-        environment={},
+        overrides={"listen.advertised_frames_port": str(advertised)}, environment={}
     )
-    assert [one.port for one in endpoints_of(settings, 1, 2) if one.name == "frames"] == named
+    found = endpoints_of(settings, 1, 2, frames_port=port)
+    assert [one.port for one in found if one.name == "frames"] == named
