@@ -17,14 +17,14 @@ class ConnectionLimits(Section):
         default=4096,
         ge=16,
         le=1_000_000,
-        description="Connections of clients at a time; a client takes two, and about five by"
-        " frames. Fewer are allowed if the limit of open files is low.",
+        description="Connections of clients at a time; a client takes about five, or two by"
+        " gRPC alone. Fewer are allowed if the limit of open files is low.",
     )
     connections_per_address_max: int = Field(
         default=1024,
         ge=4,
         description="Connections from one address; beyond it the newest are ended. All clients"
-        " behind one NAT, proxy or container host share an address: count two for each.",
+        " behind one NAT, proxy or container host share an address: count seven for each.",
         json_schema_extra=DYNAMIC,
     )
     connections_reserved: int = Field(

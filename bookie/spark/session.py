@@ -17,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -101,11 +100,10 @@ def stop_last_session(session: SparkSession) -> None:
 
     Source: ``UpdateRequestHandler`` in ``pyspark/accumulators.py`` of Spark 4.3.
     """
-    context = SparkContext._active_spark_context  # a session of Spark Connect has none
+    context = getattr(session, "_sc", None)  # a session of Spark Connect has none
     server = getattr(context, "_accumulatorServer", None)
     if context is not None and server is not None:
         del context._accumulatorServer
-        server.server_close()
         if isinstance(server.server_address, str):
             Path(server.server_address).unlink(missing_ok=True)
     session.stop()

@@ -46,6 +46,9 @@ async def test_frames_are_found_by_the_registration_and_lose_nothing_in_a_stop(h
                 assert await daemon.end() == 0
             ledger_id = writer.ledger_id
     assert len(acknowledged) >= 500
+    # By default it is any free port, which the registration names.
+    del home.sections["listen"]["frames_port"]
+    config = home.write()
     async with serving(config) as daemon:
         await daemon.until("registered")
         async with connect(home.metadata_uri, transport="frames") as bk:
