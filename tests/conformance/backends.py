@@ -245,7 +245,7 @@ class EtcdBackend(Backend):
 
     async def expire(self, store: MetadataStore) -> None:
         assert isinstance(store, EtcdStore)
-        lease = await store._session.current_lease()
+        lease = await store._session.current_lease(0)
         await lease.revoke(10)
         store._session.lose(lease)  # it would look by itself within a fraction of the timeout
 

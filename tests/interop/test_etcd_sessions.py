@@ -85,6 +85,20 @@ async def test_a_black_holed_session_is_lost_before_its_records_are(
         assert await next_changes(changes) == [(CREATED, "/e")]
 
 
+async def test_a_write_waits_for_the_session_that_follows_a_known_loss(
+    store: EtcdStore, etcd_link: Proxy
+) -> None:
+    """A ledger that is closed right after an outage needs no second call."""
+    async with store.session_events() as events, asyncio.TaskGroup() as tasks:
+        etcd_link.hold()
+        await _take(events, LOST)
+        writing = tasks.create_task(store.put("/e", b"", ephemeral=True))
+        await asyncio.sleep(0.2)
+        etcd_link.heal()
+        await _take(events, BACK)
+        assert (await writing).created_by_self
+
+
 @pytest.mark.parametrize("direction", list(Direction))
 async def test_a_link_that_is_dead_one_way_is_dead(
     store: EtcdStore, etcd_link: Proxy, direction: Direction
@@ -104,7 +118,7 @@ async def test_a_session_that_the_server_ended_is_replaced(
     await store.put("/e", b"", ephemeral=True)
     await store.put("/p", b"")
     async with store.session_events() as events, etcd_observer.watch("/") as changes:
-        await (await store._session.current_lease()).revoke(10)
+        await (await store._session.current_lease(0)).revoke(10)
         assert await next_changes(changes) == [(DELETED, "/e")]
         await _take(events, EXPIRY_EVENTS)
         assert (await store.put("/e", b"", ephemeral=True)).created_by_self
@@ -128,7 +142,7 @@ async def test_a_write_of_a_lost_session_is_refused_by_the_server(
     await store.put("/lock", b"", ephemeral=True)
     await etcd_observer.put("/other", b"")
     async with store.session_events() as events:
-        await (await store._session.current_lease()).revoke(10)
+        await (await store._session.current_lease(0)).revoke(10)
         with pytest.raises(SessionLostError):
             await store.transaction(operations)
         assert await anext(events) is SessionEvent.CONNECTION_LOST

@@ -248,8 +248,8 @@ class EtcdStore(MetadataStore):
 
     async def _transact(self, transaction: Transaction) -> list[Stat | None]:
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
+        lease = await self._session.current_lease(deadline)
         while True:
-            lease = await self._session.current_lease()
             self._require_open()
             receipt = await lease.take_receipt()
             try:
@@ -261,6 +261,7 @@ class EtcdStore(MetadataStore):
                 lease.give_back(receipt)
             if results is not None:
                 return results
+            self._session.require(lease)  # the caller may have asked because of this session
 
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float

@@ -14,6 +14,7 @@ from bookie.errors import BookieError, MetadataClosedError, SessionLostError
 from bookie.metadata.etcd.client import EtcdClient
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.lease import EtcdLease, replace
+from bookie.metadata.etcd.transactions import session_lost
 from bookie.metadata.session import Connected, Expired, SessionEvent, SessionState
 from bookie.metadata.session_monitor import SessionMonitor
 
@@ -50,6 +51,9 @@ class EtcdSession:
         self._timeout_seconds = timeout_seconds
         self._tasks = tasks
         self._announce = announce
+        self._usable = asyncio.Event()
+        """Cleared while a write has to wait for the next session."""
+        self._usable.set()
         self._beginning = asyncio.Lock()
         self._lease: EtcdLease | None = None
         self._monitor: SessionMonitor | None = None
@@ -88,10 +92,17 @@ class EtcdSession:
             self._timeout_seconds,
             probe=self._probe,
             renew=self._renew,
-            announce=self._announce,
+            announce=self._take_event,
             begun_at=lease.asked_at,
         )
         self._keeper = self._tasks.create_task(self._keep(self._monitor))
+
+    def _take_event(self, event: SessionEvent) -> None:
+        if event is SessionEvent.SESSION_LOST:
+            self._usable.clear()
+        elif event is SessionEvent.SESSION_REESTABLISHED:
+            self._usable.set()
+        self._announce(event)
 
     async def _keep(self, monitor: SessionMonitor) -> None:
         async with monitor:
@@ -100,6 +111,7 @@ class EtcdSession:
     def stop(self) -> None:
         """Stop the monitor, so that the lease is no longer extended; `revoke` ends the lease."""
         self._is_ended = True
+        self._usable.set()
         if self._keeper is not None:
             self._keeper.cancel()
 
@@ -110,21 +122,42 @@ class EtcdSession:
             with suppress(BookieError):
                 await self._lease.revoke(self._client.attempt_seconds)
 
-    async def current_lease(self) -> EtcdLease:
+    async def current_lease(self, deadline: float) -> EtcdLease:
         """Return the lease for a write; begin the session if needed.
 
+        If the session was already announced as lost, wait for the next session, at most until
+        `deadline` of the event loop's clock. The write then belongs to the next session.
+
         Raises:
-            SessionLostError: the session is lost, and the next session has not begun.
+            SessionLostError: this call found that the session is lost, so its caller could not know
+                it yet. Or the next session had not begun in time.
             BookieError: for the reasons that `begin` names.
         """
         await self.begin()
         assert self._monitor is not None
+        was_usable = self._usable.is_set()
+        if self._monitor.state is SessionState.LOST:
+            if was_usable or not await self._is_usable_by(deadline):
+                raise SessionLostError(
+                    "the session with etcd is lost; one begins when etcd answers"
+                )
+            if self._is_ended:
+                raise MetadataClosedError("the metadata store is closed")
         assert self._lease is not None
-        if self._monitor.state is SessionState.LOST:
-            await asyncio.sleep(0)  # lets the monitor begin the next session
-        if self._monitor.state is SessionState.LOST:
-            raise SessionLostError("the session with etcd is lost; one begins when etcd answers")
         return self._lease
+
+    async def _is_usable_by(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._usable.wait()
+        except TimeoutError:
+            return False
+
+    def require(self, lease: EtcdLease) -> None:
+        """Raise `SessionLostError` unless `lease` is still the lease of the session."""
+        assert self._monitor is not None
+        if lease is not self._lease or self._monitor.state is SessionState.LOST:
+            raise session_lost()
 
     def note_connected(self) -> None:
         if self._monitor is not None:
