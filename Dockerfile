@@ -8,7 +8,8 @@
 # Every setting is a variable BOOKIE_SECTION__KEY; a file mounted over /etc/bookie/bookie.toml works
 # as well. Inside the container the bookie listens on every address, so it needs certificates
 # (BOOKIE_SECURITY__CERTIFICATE_FILE, …), or BOOKIE_SECURITY__ALLOW_PLAINTEXT=true on a network that
-# you trust: docs/security.md.
+# you trust: docs/security.md. With BOOKIE_LISTEN__FRAMES_PORT=3182 clients that reach this port too
+# append faster.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build

@@ -106,16 +106,15 @@ class ListenSettings(Section):
         default=0,
         ge=0,
         le=65535,
-        description="The port for frames; 0 means any free port, which clients find in the"
-        " registration. Set it where a firewall must know it.",
+        description="The port for frames. 0 means any free port on loopback, which clients find in"
+        " the registration, and no frames beyond it: a port that firewalls do not know.",
     )
     advertised_frames_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="The port by which clients by frames connect; 0 means the port for frames."
-        " Where advertised_port is set, ports are mapped. Then a bookie offers frames only if one"
-        " of these two ports is set.",
+        description="The port by which clients by frames connect; 0 means frames_port, which must"
+        " be set too if this port is.",
     )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
@@ -126,17 +125,9 @@ class ListenSettings(Section):
             raise ValueError("plaintext_port must differ from port")
         if self.frames_port and self.frames_port in (self.port, self.plaintext_port):
             raise ValueError("frames_port must differ from port and plaintext_port")
+        if self.advertised_frames_port and not self.frames_port:
+            raise ValueError("advertised_frames_port needs frames_port, which it leads to")
         return self
-
-    @property
-    def offers_frames(self) -> bool:
-        """True if the bookie listens for frames.
-
-        Where `advertised_port` is set, clients reach only mapped ports. A port that nobody knows
-        before the start cannot be mapped.
-        """
-        is_known = bool(self.frames_port or self.advertised_frames_port)
-        return self.frames and (is_known or not self.advertised_port)
 
 
 class SessionSettings(Section):
@@ -352,8 +343,8 @@ class NodeSettings(ConnectionLimits):
         default=0.5,
         gt=0,
         le=1,
-        description="Share of the bytes in flight that one connection may hold. A client has one"
-        " connection for adds and one for all else.",
+        description="Share of the bytes in flight that one connection may hold. By gRPC a client"
+        " has one for adds and one for all else; by frames each stream has its own.",
     )
     identity_calls_max: int = Field(
         default=16384,

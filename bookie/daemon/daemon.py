@@ -72,6 +72,7 @@ from bookie.metadata.uri import require_shared
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.security import PemFiles
+from bookie.security.exposure import is_loopback
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.frames.server import FramesPort, hold_frames_port
 from bookie.wire.grpc.credentials import ServerSecurity
@@ -417,7 +418,12 @@ async def _hold_ports(
     """Listen for clients by gRPC, and also by frames unless the settings forbid it."""
     listen = settings.listen
     async with _hold_port(settings, files, doorkeeper) as held:
-        if not listen.offers_frames:
+        if not offers_frames(settings):
+            if listen.frames:
+                _log.info(
+                    "frames_off",
+                    hint="set listen.frames_port: beyond loopback, frames need a known port",
+                )
             yield held, ()
             return
         async with hold_frames_port(
@@ -437,7 +443,19 @@ def _has_second_port(settings: Settings) -> bool:
 
 def _ports(settings: Settings) -> int:
     """Return the number of ports for clients."""
-    return 1 + _has_second_port(settings) + settings.listen.offers_frames
+    return 1 + _has_second_port(settings) + offers_frames(settings)
+
+
+def offers_frames(settings: Settings) -> bool:
+    """True if the bookie listens for frames.
+
+    Without a port in the settings, frames take any free port, but only on loopback. Beyond it a
+    firewall would not know the port: it would either keep clients out, or let everybody in.
+    """
+    listen = settings.listen
+    is_mapped = bool(listen.advertised_host or listen.advertised_port)
+    is_near = not is_mapped and is_loopback(listen.host)
+    return listen.frames and (bool(listen.frames_port) or is_near)
 
 
 def _endpoints(

@@ -30,8 +30,8 @@ PROCESS = 64
 bookie uses these descriptors for its index, its listening sockets and the wake-up of threads."""
 
 CONNECTIONS_MIN = 128
-"""The lowest number of descriptors for connections. A client uses two descriptors all the time; an
-HTTP scrape or probe uses two for a moment."""
+"""The lowest number of descriptors for connections. A client uses about five descriptors, or two
+by gRPC alone; an HTTP scrape or probe uses two for a moment."""
 
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
 """The lowest limit of open files with which a bookie starts."""

@@ -21,6 +21,9 @@ PROBE_AGAIN_SECONDS: Final = 300.0
 DOUBT_SECONDS: Final = 5.0
 """The shortest time between two attempts to choose a carrier because the present one fails."""
 
+NOBODY_SECONDS: Final = 0.5
+"""The same time if the bookie answered by no carrier, such as while it restarts."""
+
 RETIRE_SECONDS: Final = 30.0
 """The time in which calls end on a channel that another one has replaced."""
 
@@ -139,16 +142,18 @@ class ChosenChannel:
     async def _choose(self, offered: tuple[Endpoint, ...]) -> None:
         """Go by the last address of `offered` at which the bookie answers; else change nothing."""
         self._stop_timer()
+        pause = NOBODY_SECONDS
         try:
             for endpoint in reversed(offered):
                 # Without frames, gRPC is as good as it gets.
                 is_first = endpoint is offered[0] and _leads_to(self._channel, endpoint)
                 if is_first or await self._try(endpoint) or self._offered != offered:
+                    pause = DOUBT_SECONDS
                     break
         finally:
             self._is_choosing = False
         loop = asyncio.get_running_loop()
-        self._doubt_at = loop.time() + DOUBT_SECONDS
+        self._doubt_at = loop.time() + pause
         if not _leads_to(self._channel, self._offered[-1]):
             self._timer = loop.call_later(PROBE_AGAIN_SECONDS, self._probe_again)
         self._look()  # the bookie may have registered anew meanwhile

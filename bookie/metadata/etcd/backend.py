@@ -40,7 +40,7 @@ from bookie.metadata.etcd.client import (
     NoRightError,
 )
 from bookie.metadata.etcd.key_layout import KeyLayout
-from bookie.metadata.etcd.lease import Receipt, settled_revision, settlement
+from bookie.metadata.etcd.lease import EtcdLease, Receipt, settled_revision, settlement
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
 from bookie.metadata.etcd.messages import any_below, delete, stat
 from bookie.metadata.etcd.session import EtcdSession
@@ -240,17 +240,19 @@ class EtcdStore(MetadataStore):
         if not operations:
             return []
         transaction = Transaction(self._scope, tuple(operations), self._counters)
+        deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
+        lease = await self._session.current_lease(deadline)
         if transaction.is_sequential:
             # Two sequential writes at once would compete for the same number.
             async with self._sequential:
-                return await self._transact(transaction)
-        return await self._transact(transaction)
+                return await self._transact(transaction, lease)
+        return await self._transact(transaction, lease)
 
-    async def _transact(self, transaction: Transaction) -> list[Stat | None]:
+    async def _transact(self, transaction: Transaction, lease: EtcdLease) -> list[Stat | None]:
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
-        lease = await self._session.current_lease(deadline)
         while True:
             self._require_open()
+            self._session.require(lease)  # the caller may have asked because of this session
             receipt = await lease.take_receipt()
             try:
                 results = await self._attempt(transaction, receipt, deadline)
@@ -261,7 +263,6 @@ class EtcdStore(MetadataStore):
                 lease.give_back(receipt)
             if results is not None:
                 return results
-            self._session.require(lease)  # the caller may have asked because of this session
 
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float

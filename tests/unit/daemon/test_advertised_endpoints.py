@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from bookie.config import load_settings
-from bookie.daemon.daemon import endpoints_of
+from bookie.daemon.daemon import endpoints_of, offers_frames
+from bookie.errors import ConfigurationError
 
 EVERY = "0.0.0.0"
 NAME = socket.gethostname()
@@ -48,12 +49,15 @@ def test_a_wildcard_is_found_by_an_address_that_leads_there(
     ("set_to", "is_offered"),
     [
         ({}, True),
+        ({"host": "localhost"}, True),
         ({"frames": "false"}, False),
         ({"frames": "false", "frames_port": "3182"}, False),
-        # Clients reach mapped ports alone, and nobody can map a port that is not known before.
+        # A firewall must know the port, and nobody can map a port that is not known before.
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "frames_port": "3182"}, True),
+        ({"advertised_host": "b1.example"}, False),
         ({"advertised_port": "4181"}, False),
         ({"advertised_port": "4181", "frames_port": "3182"}, True),
-        ({"advertised_port": "4181", "advertised_frames_port": "4182"}, True),
     ],
 )
 def test_frames_are_offered_where_clients_can_reach_them(
@@ -61,7 +65,12 @@ def test_frames_are_offered_where_clients_can_reach_them(
 ) -> None:
     overrides = {f"listen.{name}": value for name, value in set_to.items()}
     settings = load_settings(overrides=overrides, environment={})
-    assert settings.listen.offers_frames == is_offered
+    assert offers_frames(settings) == is_offered
+
+
+def test_frames_are_not_mapped_to_a_port_that_nobody_knows() -> None:
+    with pytest.raises(ConfigurationError, match="advertised_frames_port needs frames_port"):
+        load_settings(overrides={"listen.advertised_frames_port": "4182"}, environment={})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,11 @@ def test_frames_are_named_by_the_port_that_leads_there(
 ) -> None:
     """Containers may all have the same port inside; outside each needs its own."""
     settings = load_settings(
-        overrides={"listen.advertised_frames_port": str(advertised)}, environment={}
+        overrides={
+            "listen.frames_port": str(port),
+            "listen.advertised_frames_port": str(advertised),
+        },
+        environment={},
     )
     found = endpoints_of(settings, 1, 2, frames_port=port)
     assert [one.port for one in found if one.name == "frames"] == named

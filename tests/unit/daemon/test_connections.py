@@ -130,8 +130,8 @@ def test_what_one_address_loses_frees_the_total() -> None:
 def test_few_descriptors_allow_few_connections() -> None:
     """The reserve shrinks with them, and never takes all."""
     settings = NodeSettings(connections_max=1000, connections_reserved=100)
-    assert bounds_of(settings, 5000) == ConnectionBounds(1000, 1024, 100)
-    assert bounds_of(settings, 100) == ConnectionBounds(100, 1024, 10)
+    assert bounds_of(settings, 5000) == ConnectionBounds(1000, 4096, 100)
+    assert bounds_of(settings, 100) == ConnectionBounds(100, 4096, 10)
 
 
 @pytest.mark.parametrize("limit", [DESCRIPTORS_MIN, 1024, 4096, 100_000])

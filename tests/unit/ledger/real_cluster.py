@@ -55,6 +55,7 @@ class RealCluster:
         """Whether bookies that start offer frames in their registration."""
         self.frames_ports: dict[int, int] = {}
         """The address of each bookie for frames; it is served, even if it is not offered."""
+        self.offered_grpc: dict[int, int] = {}
         self.offered_frames: dict[int, int] = {}
         """Ports that bookies offer instead, such as those of a proxy."""
 
@@ -119,7 +120,8 @@ class RealCluster:
             ) as bound,
         ):
             endpoints: tuple[Endpoint, ...]
-            endpoints = (Endpoint("bookie", "127.0.0.1", bound["grpc"], "grpc"),)
+            by_grpc = self.offered_grpc.get(number, bound["grpc"])
+            endpoints = (Endpoint("bookie", "127.0.0.1", by_grpc, "grpc"),)
             if self.offers_frames:
                 offered = self.offered_frames.get(number, bound["frames"])
                 endpoints += (Endpoint("frames", "127.0.0.1", offered, "frames"),)

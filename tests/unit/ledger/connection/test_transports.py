@@ -193,6 +193,31 @@ async def test_a_client_goes_back_to_grpc_when_frames_fail(
         assert len(writer.metadata.fragments) == 1
 
 
+async def test_a_bookie_that_was_away_is_back_at_once_by_either_carrier(
+    proxied: tuple[RealCluster, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed and has another port for frames; its old registration stands, as on etcd."""
+    monkeypatch.setattr(chosen_channel, "DOUBT_SECONDS", 0.0)
+    cluster, frames = proxied
+    with Proxy(cluster.ports[1]) as grpc:
+        await cluster.stop(1)
+        cluster.offered_grpc[1] = grpc.port
+        await cluster.start(1)
+        async with connect(cluster.uri, replace_after_seconds=60) as bk:
+            writer = await bk.create_ledger()
+            user = LaneUser(bk, "b1")
+            await until(lambda: user.goes_by_frames)
+            monkeypatch.setattr(chosen_channel, "DOUBT_SECONDS", 1000.0)
+            frames.refuse()
+            grpc.refuse()
+            await until(lambda: is_choosing(bk))
+            await until(lambda: not is_choosing(bk))
+            grpc.heal()
+            await until(lambda: not carriers(bk)["b1"] and user.lane.is_up)
+            await writer.append(b"a")
+            assert len(writer.metadata.fragments) == 1
+
+
 async def test_frames_that_lead_to_another_bookie_are_not_taken(
     proxied: tuple[RealCluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
