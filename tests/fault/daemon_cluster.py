@@ -125,6 +125,7 @@ async def daemon_cluster(
         for name in BOOKIES:
             session = (sessions or {}).get(name)
             home = home_of(uri, path, name, session, timeout_seconds=timeout_seconds)
+            del home.sections["listen"]["frames_port"]  # any free one, another at each start
             daemons[name] = await stack.enter_async_context(serving(home.write()))
             http_ports[name] = int(str(home.sections["http"]["port"]))
         for daemon in daemons.values():
