@@ -64,6 +64,10 @@ HANDSHAKES_MAX: Final = 16
 """The most handshakes of TLS with one address at a time. Each takes the event loop for about 1 ms.
 A bound for all addresses together would let a few silent clients lock out everybody."""
 
+HANDSHAKES_PER_TURN: Final = 2
+"""The most handshakes that begin in one turn of the event loop. More would delay the adds of other
+clients, also of clients by gRPC."""
+
 LOOK_SECONDS: Final = 1.0
 """The time between two looks for connections that have ended unnoticed."""
 
@@ -407,6 +411,7 @@ class FramesPort:
         """Accepted connections that have no transport yet, such as during a TLS handshake."""
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._handshake_turns = Turns(HANDSHAKES_PER_TURN)
         self._handshakes: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """The free handshakes of each address that has any."""
         self._looking: asyncio.TimerHandle | None = None
@@ -582,6 +587,7 @@ class FramesPort:
             address = plain_address(str(accepted.getpeername()[0]))
             handshakes = self._handshakes.setdefault(address, asyncio.Semaphore(HANDSHAKES_MAX))
             async with asyncio.timeout(seconds):
+                await self._handshake_turns.take(1, address)
                 await handshakes.acquire()
         except BaseException:
             accepted.close()  # no transport has it yet
