@@ -58,7 +58,8 @@ class Environment:
     disk: Disk
     workers: Workers
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
-    """Opens the key-value store in a directory: (directory, map bytes, table names, trusted).
+    """Opens the key-value store in a directory; the arguments are (directory, map bytes, table
+    names, trusted).
 
     A `trusted` store is unchanged since an orderly stop, so only its two meta pages are checked.
     """

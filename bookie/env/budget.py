@@ -9,7 +9,8 @@ from collections import deque
 class ByteBudget:
     """A number of bytes that requests take and give back; waiting requests form a queue.
 
-    A request that is larger than the whole budget gets its bytes when no other request has bytes.
+    A request that is larger than the whole budget gets its bytes when no other request holds bytes
+    of the budget.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -22,7 +23,7 @@ class ByteBudget:
         """Take `size` bytes if they fit into the budget; return True if they were taken.
 
         A positive `beyond` enlarges the budget for this call by `beyond` bytes, and lets this call
-        overtake waiting callers. Without `beyond`, the result is False while a caller waits.
+        overtake waiting callers. Without `beyond`, the result is False while another caller waits.
         """
         used = self.used + size
         if (self._waiting and not beyond) or (self.used and used > self.bytes_max + beyond):

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _BYTES = (bytes, bytearray, memoryview)
 _SECRET = ("password",)
-"""Names of arguments whose values no error shows, because errors are logged."""
+"""The names of arguments whose values must not appear in errors, because errors are logged."""
 
 _UNIONS = (typing.Union, types.UnionType)
 

@@ -36,7 +36,7 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             running = [tasks.create_task(outcome(call)) for call in begun]
     finally:
         for call in begun:
-            call.close()  # if a call was cancelled before it began, nothing awaited it
+            call.close()  # else Python would warn of calls that were cancelled before they began
     if errors:
         raise errors[0] from None
     return [result for task in running for result in task.result()]

@@ -1,10 +1,10 @@
 """A sorted, transactional key-value store in a directory, and its implementation by LMDB.
 
 One write transaction and several read transactions may run concurrently; each transaction reads the
-snapshot from its start. A write transaction is durable when its `with` block ends. If the block
-raises an error, the transaction changes nothing. LMDB has no checksums, so the store keeps a sum
-over all pairs. `open_lmdb` checks this sum unless the file is trusted. LMDB is opened with sync and
-metasync, without writemap.
+snapshot that was current when the transaction began. A write transaction is durable when its `with`
+block ends. If the block raises an error, the transaction changes nothing. LMDB has no checksums, so
+the store keeps the sum of the checksums of all pairs. `open_lmdb` checks this sum unless the file
+is trusted. LMDB is opened with sync and metasync, without writemap.
 
 Source: LMDB's documentation.
 """
@@ -53,7 +53,7 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""Errors of LMDB if the opening fails for another reason than the content of the file."""
+"""The errors with which LMDB refuses to open a file for other reasons than the file's content."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
@@ -62,7 +62,7 @@ _LOCK_READER_BYTES = 64
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
 """LMDB's error codes if the device has no room for a write; LMDB reports a short write as EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""LMDB writes fewer bytes at once, so a device with this much free space is not full."""
+"""More bytes than LMDB writes at once, so a device with this much free space is not full."""
 
 
 class ReadTransaction(Protocol):
@@ -134,7 +134,8 @@ class _LmdbTransaction:
         self._delta = 0
         """The amount by which this transaction has changed the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """Values that `get_many` read and that are unchanged; a put subtracts them from the sum."""
+        """Values that `get_many` read and that did not change since; `put_many` subtracts them from
+        the sum."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -224,7 +225,7 @@ class LmdbStore:
         path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         """The kernel reports a failed write-back once to each open file. After a failure, a sync of
-        this extra open file reports if any write was lost."""
+        this extra open file reports whether any write was lost."""
         self._ahead = ZerosAhead(environment, self._witness)
 
     def open_tables(self, names: tuple[str, ...]) -> None:
@@ -316,7 +317,8 @@ class LmdbStore:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # Any other error means that the file system lacks a call, so only `_free_bytes` counts.
+            # Any other error means that the file system does not support one of these calls, so
+            # only `_free_bytes` decides.
             if is_disk_full(error):
                 return False
         return self._free_bytes() >= _ROOM_BYTES

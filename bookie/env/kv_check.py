@@ -1,8 +1,8 @@
 """Checks the structure of an LMDB file before LMDB maps it.
 
-LMDB has no checksums and follows every offset. A flipped bit may make LMDB read beyond the mapped
-file, which kills the process (SIGBUS) at every start. A flipped bit may also make LMDB miss a
-stored key, so that bookie treats the key as missing.
+LMDB has no checksums and follows every offset in the file unchecked. A flipped bit may make LMDB
+read beyond the mapped file, which kills the process (SIGBUS) at every start. A flipped bit may also
+make LMDB miss a stored key, so that bookie treats the key as missing.
 
 So each start reads the whole file, unless the last stop was orderly. Each check finds damage that
 the other checks find too late or never:
@@ -32,7 +32,7 @@ UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
 """Errors of block devices and file systems for a bad sector, which stays bad until rewritten."""
 
 SUM_TABLE = "sum"
-"""The table with the sum over all pairs of the other tables; its only key has the same name."""
+"""The table that holds the sum over all pairs of the other tables; its only key is also ``sum``."""
 SUM_KEY = SUM_TABLE.encode()
 _PAGE = struct.Struct("<QHHHH")
 """Page header: page number, unused, flags, end of the offsets of nodes, start of the nodes."""
@@ -43,9 +43,10 @@ _NODE = struct.Struct("<HHHH")
 _META = struct.Struct("<IIQQ")
 """Start of the data in a meta page: magic, version, address, size of the map."""
 _DB = struct.Struct("<IHHQQQQQ")
-"""Tree: page size or unused, flags, depth, branch, leaf and overflow pages, entries, root."""
+"""Tree: page size or unused, flags, depth, counts of branch, leaf and overflow pages, count of
+entries, page number of the root."""
 _META_END = struct.Struct("<QQ")
-"""End of the data in a meta page: last page, transaction."""
+"""End of the data in a meta page: number of the last page, number of the transaction."""
 _U64 = struct.Struct("<Q")
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
@@ -160,7 +161,8 @@ class _Check:
             raise _DamageError("its two meta pages disagree about the page size")
         _check_transactions(first.transaction, second.transaction)
         newest = max(first, second, key=lambda meta: meta.transaction)
-        # The file may end before the last page: LMDB does not write a page that it freed again.
+        # The file may end before the last page, because LMDB does not write a new page that it has
+        # freed again.
         if newest.last_page >= newest.map_bytes // self._page_size:
             raise _DamageError(f"its last page is {newest.last_page}, outside its map")
         return newest
@@ -274,7 +276,8 @@ class _Check:
             found = False
             for item in self._walk(child, depth - 1, integers):
                 order = item[0][::-1] if integers else item[0]
-                # The first child has all keys below the second separator.
+                # The first separator is no lower bound: the first child holds all keys below the
+                # second.
                 if (index and not found and order < lowest[:: -1 if integers else 1]) or (
                     highest is not None and order >= highest[:: -1 if integers else 1]
                 ):
@@ -361,7 +364,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """Check that the meta pages have successive transactions, the even one in the first page."""
+    """Check that the meta pages' transaction numbers are successive, the even one in page 0."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

@@ -1,9 +1,10 @@
-"""Zeros behind the pages in use of an LMDB file, which small commits replace.
+"""Keeps zeros behind the used pages of an LMDB file; small commits replace these zeros.
 
-If ext4 turns read-only during a commit in new space, it may lose the new pages, keep the meta page
-that names them, and report success. Measured on Linux 6.18: one file in 20 was damaged by such an
-error. ext4 does not lose pages that replace synced zeros. Two cases keep the risk: a commit of more
-new pages than the zeros, and a commit into a page that an earlier, large commit left unwritten.
+If ext4 turns read-only during a commit that writes new blocks, ext4 may lose the new pages, keep
+the meta page that names them, and report success. Measured on Linux 6.18: one file in 20 was
+damaged by such an error. ext4 does not lose pages that replace synced zeros. The risk remains in
+two cases: a commit has more new pages than there are zeros, or a commit writes a page that an
+earlier, large commit left unwritten.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ZerosAhead:
         self._descriptor = descriptor
         self._page_bytes: int = environment.stat()["psize"]
         self._zeros_upto = 0
-        """Unused pages before this offset in the file hold zeros, durably."""
+        """All unused pages before this offset in the file durably hold zeros."""
 
     def write(self) -> None:
         """Write more zeros durably if fewer than `_AHEAD_BYTES` are left and the device has room.
@@ -51,7 +52,7 @@ class ZerosAhead:
             except OSError as error:
                 if not is_disk_full(error):
                     raise
-                # Leave the room to LMDB, which may need less of it.
+                # Give the space back to LMDB, which may need less space than the zeros.
                 os.ftruncate(self._descriptor, size)
                 return
             os.fdatasync(self._descriptor)
@@ -61,7 +62,7 @@ class ZerosAhead:
         self._zeros_upto = begin + written
 
     def check(self) -> None:
-        """Raise if the file system failed during the commit before, which may be lost.
+        """Raise an error if the file system failed during the last commit, which may be lost.
 
         Raises:
             OSError: the device failed; the error number is EIO.

@@ -8,13 +8,13 @@ import socket
 from bookie.addresses import is_wildcard
 
 ATTEMPTS_MAX = 20
-"""How often `bind_all` looks for a port that is free at all addresses of a host."""
+"""The most times that `bind_all` looks for a port that is free at all addresses of a host."""
 
 
 async def bind_all(host: str, port: int) -> list[socket.socket]:
     """Bind a non-blocking socket to each address of `host`; the caller makes the sockets listen.
 
-    All sockets have the same port, also if `port` is 0. A socket on the IPv6 wildcard also accepts
+    All sockets have the same port, even if `port` is 0. A socket on the IPv6 wildcard also accepts
     IPv4, like the socket of gRPC.
 
     Raises:

@@ -1,7 +1,8 @@
 """Shuts down sockets that gRPC owns, because gRPC has no function to end one connection.
 
-gRPC may close a descriptor at any moment, and a file or another socket may then get its number. So
-this module duplicates the descriptor and compares the inode before it shuts the socket down.
+gRPC may close a descriptor at any moment, and a file or another socket may then get the
+descriptor's number. So this module duplicates the descriptor and compares the inode before it shuts
+the socket down.
 """
 
 from __future__ import annotations

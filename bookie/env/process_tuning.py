@@ -3,8 +3,8 @@
 **Freed memory.** By default, glibc maps each large block at its allocation, and unmaps the block
 when it is freed. So a message of 1 MiB costs about 160 page faults, more than half of the
 transport's time. On two shared cores, a bookie that stores nothing received 560 batches of 1 MiB a
-second. With the two thresholds of this module, the bookie received 930 batches a second. In return,
-the process keeps up to `KEPT_BYTES` of freed memory at the top of each heap.
+second. With the two thresholds of this module, the bookie received 930 batches a second. The price
+is that the process keeps up to `KEPT_BYTES` of freed memory at the top of each heap.
 
 **Short time slices.** A bookie wakes up often and works briefly. On busy cores, Linux lets a task
 with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). A shorter
@@ -52,9 +52,10 @@ def keep_freed_memory() -> bool:
 
 
 def ask_for_short_slices() -> bool:
-    """Shorten the time slice of this thread and its later threads; return True on success.
+    """Shorten the time slice of this thread and of threads that it starts later.
 
-    The shorter slice affects the process: call this in the daemon only, before it starts a thread.
+    Return True on success. The shorter slice affects the process: call this in the daemon only,
+    before the daemon starts a thread.
     """
     slices = slice_nanoseconds()
     if slices is None:

@@ -1,10 +1,11 @@
 """Limits the work in one turn of the event loop, and shares the turns fairly among peers.
 
 If one turn handled one message of each of a thousand streams, the turn would last a tenth of a
-second. Urgent work would wait for several such turns. So each turn has a number of units, and
-ordinary work takes units before it runs. Work that gets no units waits for a later turn in a queue,
-its *line*. Each turn serves the lines in rotation, one piece of work from each line. So a peer with
-a thousand streams in one line gets no more units than a peer with one stream.
+second. Urgent work would then wait for several turns of this length. So each turn has a limited
+number of units, and ordinary work takes units before it runs. Work that gets no units waits for a
+later turn in a queue, its *line*. Each turn serves the lines in rotation, one piece of work from
+each line. So a peer with a thousand streams in one line gets no more units than a peer with one
+stream.
 
 gRPC accepts one new call in each turn, in the order of arrival. So a fence may wait behind hundreds
 of calls, and turns must be short while new calls arrive.
@@ -18,11 +19,11 @@ from typing import Final
 
 UNITS_PER_HURRIED_TURN: Final = 2
 UNITS_PER_TURN: Final = 16
-"""One unit is a message of usual size, which takes 100 to 200 µs; so a turn takes about 3 ms."""
+"""One unit is the work for a message of usual size, 100 to 200 µs; so a turn takes about 3 ms."""
 
 
 class Turns:
-    """Shares the units of each turn of one event loop among lines of work.
+    """Shares the units of each turn of one event loop among lines, the queues of waiting work.
 
     Args:
         units: the number of units in one turn.
@@ -53,7 +54,8 @@ class Turns:
     def later(self, units: int, line: object) -> asyncio.Future[None]:
         """Return a future that is done when `units` of a later turn are taken.
 
-        Call this only after `try_take` has returned False, because only then a turn is to come.
+        Call this only after `try_take` has returned False, because only then a later turn is
+        scheduled.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(line, deque()).append((units, turn))

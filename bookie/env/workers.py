@@ -26,8 +26,8 @@ class BatchWorker(Protocol[T_contra]):
     def submit(self, item: T_contra) -> None:
         """Queue `item` without waiting; items are handled in the order of submission.
 
-        Call this in the event loop. The thread may receive the item only at the end of the loop's
-        turn.
+        Call this in the event loop. The thread may receive the item late, at the end of the event
+        loop's turn.
         """
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Workers(Protocol):
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Like `run`, for a function whose result uses memory that the caller accounts for.
+        """Run a function like `run`; the caller accounts for the memory of the result.
 
         If the caller is cancelled before the function has begun, the caller ends at once. If the
         caller is cancelled later, it waits for the function's end or for a second cancellation.

@@ -47,7 +47,7 @@ from bookie.wire.commands import (
 _log = event_log(__name__)
 
 COMMAND = "command"
-"""The name of the read-only reason that an operator's command or setting adds."""
+"""The name of the reason for read-only mode that an operator's command or setting adds."""
 
 LAC_PACKET_BYTES_MAX = 64
 KEY_BYTES_MAX = 64
@@ -79,12 +79,12 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """The bookie's random id; a start that may have lost acknowledged entries renews the id."""
+        """A random id of the bookie; a start renews the id if acknowledged entries may be lost."""
         self._version = version
         self._engine = engine
         self._clock = engine.clock
         self.settings = settings
-        """The settings may be replaced at any time; then only dynamic settings take effect."""
+        """The settings, replaceable at any time; only changes of dynamic settings take effect."""
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn
@@ -109,7 +109,7 @@ class Bookie:
         return sorted(self._engine.read_only_reasons)
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
-        """Add `reason` to the reasons to refuse new entries, or remove it from them."""
+        """Add `reason` to the reasons for refusing new entries; without `read_only`, remove it."""
         reasons = self._engine.read_only_reasons
         if (reason in reasons) == read_only:
             return
@@ -323,7 +323,8 @@ class Bookie:
             raise ShuttingDownError("the bookie is stopping")
         if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
-        # Register before reading the state: no update is missed, but an update may come twice.
+        # Register the callback before reading the state: no update is missed, but one may come
+        # twice.
         self.watches.add(ledger_id, callback)
         self._first_updates.add(ledger_id, callback)
 
@@ -379,7 +380,8 @@ class Bookie:
         fencing = self._engine.fence(state, key)
         if not was_fenced:
             # Notify the watchers now, because the caller may be cancelled before the fence is
-            # durable. To watchers, a fence is only a hint.
+            # durable. For watchers, the update is only a hint, so the fence need not be durable
+            # yet.
             self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome

@@ -1,13 +1,13 @@
 """Removes the row of a deleted ledger from the index when the deletion is old enough.
 
 Each row of a deleted ledger costs time in every round of the garbage collector. But if a row is
-removed too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so
-expiry counts only time that complete collector rounds observed:
+removed too early, a late writer can store entries of the ledger again. Wall clocks may be wrong.
+Therefore only the time between complete rounds of the collector counts (the observed time):
 
-1. When a period begins, the bookie records the observed time and the newest journal file.
-2. After `deleted_ledger_retention_seconds`, rows of ledgers deleted before the period are removed.
-   Before the removal, the ledger must be absent from the metadata store, and all files with its
-   entries must be gone (`node/engine/index/deleted_ledgers.py`).
+1. When a period begins, the bookie records the observed time and the newest journal file's number.
+2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period
+   began are removed. Before the removal, the ledger must be absent from the metadata store, and all
+   files with its entries must be gone (`node/engine/index/deleted_ledgers.py`).
 3. After the removal of all expired rows, the next period begins.
 
 After the row is removed, a late add creates the ledger again. The collector then deletes this
@@ -27,7 +27,7 @@ from bookie.node.engine.engine import Engine
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")
-"""The record of a period: observed seconds and newest journal file when the period began."""
+"""The record of a period: the observed seconds and the newest journal file at its beginning."""
 
 ROWS_PER_ROUND = 100_000
 """A round ends its search after about this many expired rows, to limit the memory for ids."""
@@ -54,9 +54,9 @@ class DeletionExpiry:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Return deleted ledgers with expired rows.
+        """Return the ids of deleted ledgers whose rows have expired.
 
-        The caller must keep the rows of ledgers that the metadata store lists.
+        The caller must not remove the rows of ledgers that the metadata store still lists.
         """
         since = self._since
         if since is None or observed_seconds < since:

@@ -20,10 +20,11 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 DISK_USAGE = "disk usage"
-"""The name of the read-only reason that the disk watch adds."""
+"""The name of the reason for read-only mode that the disk watch adds."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""The time between two checks of the devices; after space is freed, writers wait up to this."""
+"""The time between two checks of the devices; when space is freed, writers wait at most this
+long."""
 
 
 class DiskWatch:
@@ -73,7 +74,8 @@ class DiskWatch:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            # A low usage is not enough: on a small device, the next file may be too large.
+            # A low usage is not enough: on a small device, the next journal file may exceed the
+            # free space.
             if await self._has_room():
                 await self._engine.device_has_room()
 

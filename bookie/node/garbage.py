@@ -11,9 +11,9 @@ steps:
 4. For each ledger that the listing lacks, read the metadata directly; the read must find no
    metadata.
 5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
-6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace
-   period, in every listing (`Absences`). If too large a share of the ledgers stored here is absent,
-   no absent ledger is deleted until an operator forces the deletion.
+6. A ledger without a proof of deletion only counts as absent. An absent ledger must stay absent for
+   a whole grace period, in every listing (`Absences`). If too large a share of the ledgers stored
+   here is absent, no absent ledger is deleted until an operator forces the deletion.
 7. Check the store again as in step 2, right before a deletion.
 
 Any error of the metadata store ends the round. A deletion is durable before the round counts it.
@@ -61,7 +61,7 @@ FORCED_PAUSE_SECONDS = 3.0
 """The longest pause between the two forced rounds, except after a slow listing."""
 
 ABSENT_ALWAYS_MAX = 1
-"""The number of absent ledgers that never stops deletions, even if few ledgers are stored here."""
+"""Up to this many absent ledgers never stop deletions, even if few ledgers are stored here."""
 
 PROOFS_SWEPT_MAX = 1000
 """The largest number of old deletion proofs that one round removes."""
@@ -88,10 +88,10 @@ class GarbageReport:
     outcome: RoundOutcome
     local: int = 0
     missing: int = 0
-    """Ledgers stored here that the listing of the metadata store lacks."""
+    """The number of ledgers that are stored here, but missing from the metadata store's listing."""
     deleted: int = 0
     absent: int = 0
-    """Missing ledgers without a proof of deletion that are not deleted yet."""
+    """The number of missing ledgers without a proof of deletion that are not deleted yet."""
     reason: str = ""
 
 
@@ -105,13 +105,15 @@ class GarbageStatus:
     garbage_outcome: str
     """The outcome of the last round; empty before the first round."""
     garbage_missing_ledgers: int
-    """Ledgers stored here that the last listing of the metadata store lacked."""
+    """The number of ledgers stored here that were missing from the metadata store's last
+    listing."""
     garbage_waiting_ledgers: int
-    """Missing ledgers without a proof of deletion, in their grace period."""
+    """The number of missing ledgers without a proof of deletion that are in their grace period."""
     garbage_waiting_since_ms: int | None
     """The start of the first waiting ledger's grace period, in milliseconds since 1970."""
     garbage_first_deletion_at_ms: int | None
-    """The approximate time of the next deletion, in milliseconds since 1970; or None."""
+    """The approximate time of the next deletion, in milliseconds since 1970; None if none is
+    planned."""
     garbage_deleted_ledgers: int
     compacting: bool
     compacted_files: int
@@ -178,7 +180,7 @@ class GarbageCollector:
 
     @property
     def settings(self) -> GarbageSettings:
-        """The settings of rounds; may be replaced at any time."""
+        """The settings of rounds, which may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -235,7 +237,7 @@ class GarbageCollector:
         self._interval.end()
 
     async def confirm_store(self) -> None:
-        """Trust the metadata store in its present state; durable when this returns.
+        """Trust the metadata store in its present state; this is durable when the method returns.
 
         From now on, ledgers that the metadata store lacks count as absent. Nothing is deleted now.
 
@@ -263,7 +265,7 @@ class GarbageCollector:
         self.wake()
 
     async def doubt_store(self, reason: str) -> None:
-        """Delete nothing until an operator confirms the metadata store; durable when this returns.
+        """Durably record `reason` to doubt the store: delete nothing until an operator confirms it.
 
         Raises:
             DiskFullError: there is no room to record the doubt.
@@ -275,7 +277,7 @@ class GarbageCollector:
         self.on_store_doubt()
 
     async def find_objection(self) -> str:
-        """Return the reason not to remove any data here now; empty if a removal is allowed.
+        """Return the reason why no data may be removed here now; empty if a removal is allowed.
 
         The method first checks the metadata store, as a round does before a deletion.
 
@@ -295,7 +297,7 @@ class GarbageCollector:
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
         """Restart the grace period of absent ledgers; return the number of these ledgers.
 
-        If `ledger_ids` is empty, all absent ledgers are kept.
+        If `ledger_ids` is empty, the grace periods of all absent ledgers restart.
 
         The change is durable when this returns.
 
@@ -348,7 +350,7 @@ class GarbageCollector:
         if self._forced_rounds:
             wanted = min(wanted, FORCED_PAUSE_SECONDS)
         if self._absences and not self.stopped and (left := self._seconds_to_first()):
-            # A ledger that was due and was not deleted waits for the usual interval.
+            # If a ledger was due but not deleted, the next round comes after the usual interval.
             wanted = min(wanted, max(left, 1.0))
         return max(wanted, LISTING_REST * self._listing_seconds)
 
@@ -523,7 +525,8 @@ class GarbageCollector:
         gone: list[int] = []
         for start in range(0, len(ids), READS_AT_ONCE):
             gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
-        # If an operator keeps a ledger meanwhile, its absence is new, and it is not deleted.
+        # If an operator calls `keep` for a ledger meanwhile, it gets a new absence and is not
+        # deleted.
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
@@ -555,7 +558,7 @@ class GarbageCollector:
         return deleted
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:
-        """Return the ledgers whose metadata a direct read does not find."""
+        """Return the ledgers for which a direct read finds no metadata."""
         found = await gather(map(self._exists, ledger_ids))
         return [one for one, exists in zip(ledger_ids, found, strict=True) if not exists]
 

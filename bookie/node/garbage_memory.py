@@ -41,7 +41,7 @@ class GarbageMemory:
     """A bookie's memory of the metadata store, and its reasons to stop deletions."""
 
     counters: dict[int, int] = field(default_factory=dict)
-    """The highest ledger-id counters that the bookie saw in the store, by bucket."""
+    """For each bucket, the highest ledger-id counter that the bookie saw in the store."""
     cookie_number: int | None = None
     """The highest state number of the bookie's cookie seen in the store; None if never seen."""
     has_listed: bool = False
@@ -53,17 +53,17 @@ class GarbageMemory:
     absent_stop: str = ""
     """The reason to keep all absent ledgers; empty if deletions are allowed."""
     absent_stop_local: int = 0
-    """The smallest number of ledgers stored here since the stop by `absent_stop` began."""
+    """The smallest number of ledgers stored here since `absent_stop` has stopped deletions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The absence from the metadata store of a ledger that is stored here."""
+    """The absence of a ledger that is stored here, but not in the metadata store."""
 
     since_seconds: float
     """The start of the absence, in observed seconds."""
     since_ms: int
-    """The start of the absence by the wall clock, for people; milliseconds since 1970."""
+    """The start of the absence in milliseconds since 1970 (wall clock); only shown to people."""
 
 
 def encode_memory(memory: GarbageMemory) -> bytes:
@@ -150,7 +150,7 @@ class StoreMemory:
         )
 
     async def save(self) -> None:
-        """Save the memory; durable when this returns.
+        """Save the memory; it is durable when this returns.
 
         Raises:
             DiskFullError: there is no room for the record.
@@ -168,9 +168,10 @@ class StoreMemory:
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Return the reason to doubt the metadata store, found by a comparison with the memory.
+        """Compare the metadata store with the memory; return the reason to doubt the store.
 
-        If the result is empty, the memory takes the store's counters and cookie number.
+        If the result is empty, there is no doubt, and the memory takes the store's counters and
+        cookie number.
         """
         reason = self._difference(marks)
         if reason:
@@ -218,9 +219,9 @@ class StoreMemory:
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
         """Return the reason to keep all absent ledgers; empty if few ledgers are absent.
 
-        Too many are absent if `absent` exceeds both `always` and the share `share` of the ledgers
-        stored here. During a stop, the smallest number of stored ledgers since the stop began
-        counts, so that new ledgers cannot end the stop.
+        Too many ledgers are absent if `absent` exceeds both `always` and `share` times the number
+        of ledgers stored here (`local`). During a stop, `local` is the smallest such number since
+        the stop began. So new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local
@@ -292,7 +293,7 @@ class Absences:
         return bool(self._changed)
 
     async def save(self) -> None:
-        """Save the changed records; durable when this returns.
+        """Save the changed records; they are durable when this returns.
 
         Raises:
             DiskFullError: there is no room; a later call saves the remaining records.

@@ -1,4 +1,4 @@
-"""Finds the entries that a bookie must store according to metadata, and the missing entries."""
+"""Finds the entries that a bookie must store according to metadata, and counts the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.node.engine.format.arrays import Ids
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The bookie must store the ids of `stripe` that are in ``first … last``."""
+    """A group of entries that the bookie must store: the ids of `stripe` in ``first … last``."""
 
     first: int
     last: int
@@ -44,7 +44,8 @@ class Holding:
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return ids
-        # Counted from the first residue, each `modulus` ids begin with `count` ids of the stripe.
+        # From the first residue on, each group of `modulus` ids begins with `count` ids of the
+        # stripe.
         shifted = np.append(ids, 0) - self.stripe.first_residue
         totals = shifted // modulus * count + np.minimum(shifted % modulus, count)
         below: Ids = totals[:-1] - totals[-1]
@@ -53,7 +54,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The number of entries that are missing here, and their first id; -1 if none is missing."""
+    """The number of entries that are missing here, and the lowest of their ids, or -1 for none."""
 
     count: int = 0
     first: int = -1
@@ -64,7 +65,7 @@ class Missing:
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """Yield the entries that `bookie_id` must store, by the ledger's ensembles and write quorum.
+    """Yield the entries that the ledger's ensembles and write quorum assign to `bookie_id`.
 
     The holdings are in ascending order. For a ledger that is not closed, the last fragment is
     omitted, because its end is unknown.
@@ -73,7 +74,7 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
     ack = max(1, metadata.ack_quorum_size)
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, ack)
     firsts = [fragment.first_entry_id for fragment in metadata.fragments]
-    # The number after the largest id would exceed 64 bits.
+    # Leave out MAX_ID, because the number after it would exceed 64 bits.
     end = (
         metadata.last_entry_id if metadata.is_closed else metadata.last_fragment.first_entry_id - 1
     )

@@ -1,4 +1,4 @@
-"""Decides from the cookies if the directories belong to this bookie, and acts on the decision.
+"""Decides from the cookies whether the directories belong to this bookie; acts on the decision.
 
 The metadata store and each directory have a copy of the cookie. If a copy is missing or differs, a
 disk was exchanged, emptied or mixed up. With a wrong disk, the bookie must not start, because the
@@ -51,8 +51,8 @@ from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 from bookie.telemetry import event_log
 
 LOOKS_MAX = 10
-"""The number of looks at the ledgers that depend on lost data. If a cookie of a bookie changed
-during a look, another look follows."""
+"""The largest number of examinations of the ledgers that depend on lost data. If the cookie of any
+bookie changes during an examination, another examination follows."""
 
 _log = event_log(__name__)
 
@@ -84,7 +84,7 @@ def decide(
     *,
     may_replace: bool = False,
 ) -> Decision:
-    """Return the decision of the table row that applies.
+    """Return the decision from the row of the module's table that applies.
 
     `expected` is the cookie that fits the configuration; its unique id and state are ignored.
     Without `may_replace`, a bookie with the metadata cookie READY and only empty directories must
@@ -166,7 +166,7 @@ def _refuse_difference(
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDirectories:
-    """The decision about directories that belong to this bookie, and its cookie."""
+    """The decision about directories that belong to this bookie, and the bookie's cookie."""
 
     decision: Decision
     cookie: OwnCookie
@@ -303,7 +303,7 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
 async def _replace(
     losses: BookieLosses, examined: ExaminedLoss, cookie: Cookie
 ) -> Versioned[Cookie]:
-    """Replace the bookie's last cookie by a NEW cookie.
+    """Replace the bookie's last cookie in the store with a cookie in state NEW.
 
     Raises:
         BadVersionError: a cookie changed after `_examine`, which must be called again.

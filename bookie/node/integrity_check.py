@@ -9,19 +9,20 @@ A check covers all ledgers of the metadata store. If entries are missing, the bo
 that it is in doubt (it may lack entries). When every ledger is complete, the bookie durably records
 that the doubt has ended.
 
-A bookie that is not in doubt also checks: soon after its start, then periodically. Checks without
-doubt are needed because a writer may have continued without the bookie while the bookie was absent.
-Checks without doubt are slow, trust the entry counts in ledger rows, and look twice before they
-report a missing entry.
+A bookie that is not in doubt also checks: soon after its start, then periodically. Such checks are
+needed because a writer may have continued without the bookie while the bookie was absent. Such
+checks are slow, trust the entry counts in ledger rows, and look twice before they report a missing
+entry.
 
 Missing entries alone put no ledger in limbo, because the bookie may have been absent when the
 entries were written. After each known loss, every ledger that named the bookie entered limbo before
 the next request. A ledger that named the bookie only after the loss had no entries here before the
-loss. When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger
-names the bookie. If a recovery adds a bookie to a ledger, the recovery cannot close the ledger
-after the bookie's incarnation changed. So outside of limbo, the bookie denies no entry that it
-acknowledged. Recovery needs denials: it finds the end of a ledger only if enough bookies deny the
-next entry. In the cases that `_may_be_lost` lists, missing entries put a ledger in limbo.
+loss. When a bookie joins a ledger, the writer reads the bookie's incarnation only after the
+ledger's metadata names the bookie. If a recovery adds a bookie to a ledger, the recovery cannot
+close the ledger if the bookie's incarnation has changed since. So outside of limbo, the bookie
+denies no entry that it acknowledged. Recovery needs denials: it finds the end of a ledger only if
+enough bookies deny the next entry. In the cases that `_may_be_lost` lists, missing entries put a
+ledger in limbo.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ LACKING_MAX = 100
 """The largest number of ledgers with missing entries that are examined again between two checks."""
 
 INCOMPLETE_MAX = 10_000
-"""The number of incomplete ledgers that one check reports to `IntegrityCheck.on_incomplete`."""
+"""The largest number of ledgers that one check passes to `IntegrityCheck.on_incomplete`."""
 
 UNREADABLE_MAX = 1000
 """After this many unreadable entries, the check of a ledger ends."""
@@ -105,17 +106,17 @@ class CheckReport:
 
     ledgers: int = 0
     released: int = 0
-    """Ledgers that this check released from limbo."""
+    """The number of ledgers that this check released from limbo."""
     waiting: int = 0
-    """Ledgers in limbo that are not closed: a recovery must find their ends."""
+    """The number of ledgers in limbo that are not closed: a recovery must find their ends."""
     incomplete: int = 0
-    """Ledgers whose closed part has an entry that is missing or unreadable."""
+    """The number of ledgers whose closed part has a missing or unreadable entry."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
     """A sentence for each incomplete or damaged ledger, up to `PROBLEMS_MAX`."""
     damaged_metadata: int = 0
-    """Ledgers with unreadable metadata: the entries that this bookie must have are unknown."""
+    """The number of ledgers with unreadable metadata, so their entries here cannot be checked."""
     whole: bool = False
     """True if all entries were present and intact, and no ledger waits or is in doubt."""
 
@@ -175,7 +176,7 @@ class IntegrityCheck:
         self._damage: frozenset[tuple[int, int, int]] = frozenset()
         """The scrubber's findings at the start of the last check."""
         self._read: set[int] = set()
-        """Ledgers whose entries were all read and correct since the newest finding.
+        """Ledgers whose entries have all been read, and were correct, since the newest finding.
 
         Only a read shows which entries a damaged place contained.
         """
@@ -193,19 +194,19 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now; a running check first ends, without further pauses between ledgers."""
+        """Start a check now, or after a running check; that one pauses no more between ledgers."""
         self._asked = True
         self._interval.end()
         self._pace.end()
 
     def look_again(self) -> None:
-        """Examine again now the ledgers that lacked entries, because some may be deleted."""
+        """Examine the ledgers that lacked entries again now, because some may have been deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
     @property
     def settings(self) -> NodeSettings:
-        """Rate and interval of checks, which may be replaced at any time."""
+        """The settings of checks (rate and interval), which may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -290,7 +291,7 @@ class IntegrityCheck:
                 longer = rarer.next()
 
     async def _try(self, work: Awaitable[R]) -> R | None:
-        """Return the result of `work`; None after an error of store or index, or a full disk."""
+        """Return the result of `work`; None if the store or the index fails, or a disk is full."""
         try:
             return await work
         except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
@@ -380,7 +381,7 @@ class IntegrityCheck:
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
-            # The members of a ledger with damaged metadata are unknown. Such a ledger causes no
+            # The bookies of a ledger with damaged metadata are unknown. Such a ledger causes no
             # doubt, but an existing doubt stays.
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
@@ -402,13 +403,13 @@ class IntegrityCheck:
         return self.report
 
     async def _settle_damage(self) -> None:
-        """Forget a damaged place if the index points to no entry in the place any more."""
+        """Forget each damaged place into which the index no longer points."""
         if self._engine.damage:
             await self._engine.checkpoint()  # the scrubber examines the index, not the memtable
             await self._scrubber.settle()
 
     async def _is_spare(self, damage: frozenset[tuple[int, int, int]]) -> bool:
-        """True if this bookie must store, according to metadata, no entry in a damaged place.
+        """True if metadata does not require this bookie to store any entry in a damaged place.
 
         Two kinds of entries may stay in damaged places: entries after the end of a closed ledger,
         and entries that other bookies must store now. If a client reads a damaged entry, the client
@@ -563,7 +564,7 @@ class IntegrityCheck:
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
-            # The fence may be lost; until now, limbo refused writers that name no incarnation.
+            # The fence may be lost: fence again. So far, limbo refused writers without incarnation.
             await self._wait_for(state, self._engine.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
@@ -675,10 +676,10 @@ class IntegrityCheck:
 def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
     """True if the row of a ledger proves that all entries in `held` are stored here.
 
-    A row has only a count and bounds of the stored ids. The count is a proof if all stored ids can
-    only be ids in `held`: `held` must be one run of ids, and contain the row's bounds. If the row
-    counts more entries than `held` has, a larger write quorum placed other entries here, which may
-    hide missing entries.
+    A row has only a count and bounds of the stored ids. The count is a proof only if every stored
+    id must be in `held`: `held` is one run of ids and contains the row's bounds. If the row counts
+    more entries than `held`, a larger write quorum placed other entries here. These may hide
+    missing entries.
     """
     if state.deleted:
         return False

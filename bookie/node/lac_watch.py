@@ -90,7 +90,8 @@ class FirstUpdates:
         self._tell = tell
         self._spawn = spawn
         self._lines: dict[LacCallback, dict[int, None]] = {}
-        """Watcher → the ledgers of its waiting updates, in order; the first watcher is next."""
+        """Maps a watcher to the ledgers of its waiting updates, in order; the first watcher is
+        next."""
         self._under_way = 0
 
     def __len__(self) -> int:

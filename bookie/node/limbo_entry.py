@@ -2,16 +2,16 @@
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone. A ledger with unreadable metadata
-also enters limbo, because its metadata may name this bookie. Limbo without need does no harm: the
-bookie only gives no denials.
+also enters limbo, because its metadata may name this bookie. Limbo does no harm to a complete
+ledger: the bookie only gives no denials about it.
 
 This module fences no ledger. A fence may be lost, too, but the bookie refuses a fenced writer that
 names an earlier incarnation. A writer that names no incarnation is refused while the ledger is in
-limbo. After limbo, the fence that the integrity check wrote refuses such a writer.
+limbo. After limbo, such a writer is refused because of the fence that the integrity check wrote.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. In BookKeeper, only open
 ledgers enter limbo, and these ledgers are fenced. So in BookKeeper a reader of a closed ledger may
-get a wrong denial, and writers are fenced without need.
+get a wrong denial, and writers that could continue are fenced, too.
 """
 
 from __future__ import annotations

@@ -152,11 +152,11 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if a root has the files of the other root; equal cookies cannot show an exchange."""
+    """True if a root has files of the other root; cookies cannot show a swap: they are equal."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True
-    # A start with swapped directories may have created empty folders with these names.
+    # Only folders with files count: a start with swapped directories may have created empty ones.
     return any(
         folder in disk.names(directories.journal)
         and disk.names(os.path.join(directories.journal, folder))

@@ -51,10 +51,12 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""The interval between reads of the store's cookie; after adds, its state number increases."""
+"""The interval between reads of the store's cookie; after adds, the state number is increased,
+too."""
 
 LOOK_SECONDS = 1.0
-"""The time until the cookie records that a doubt of the bookie has begun or ended."""
+"""The interval at which the bookie checks for a new or ended doubt, which the cookie then
+records."""
 
 STOP_SECONDS_MAX = 2.0
 """The longest time that a stop waits for the metadata store to accept the last state number."""
@@ -69,9 +71,9 @@ class StateComparison:
     number: int
     """The highest state number that a copy of the cookie certainly reached."""
     older: str = ""
-    """The evidence that the directories have an older state; empty without evidence."""
+    """The reason to conclude that the directories have an older state; empty without a reason."""
     store_went_back: str = ""
-    """The evidence that the metadata store went back in time; empty without evidence."""
+    """The reason to conclude that the metadata store went back in time; empty without a reason."""
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
@@ -118,18 +120,20 @@ class OwnCookie:
         self._attempted = comparison.number
         """The state number that the store may have after a write with an unknown outcome."""
         self._unanswered: list[Cookie] = []
-        """The cookies that this process wrote without an answer, and that may come late."""
+        """The cookies that this process sent without an answer; their writes may take effect
+        late."""
         self._lock = asyncio.Lock()
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
         self.comparison = comparison
         """The result of `compare_states` at this start."""
         self.is_in_doubt_at_stop: bool | None = None
-        """The doubt that `stop` records in the cookie; None keeps the recorded doubt."""
+        """The doubt (True or False) that `stop` records in the cookie; None keeps the recorded
+        value."""
 
     @property
     def incarnation(self) -> str:
-        """The bookie's incarnation, durable in the metadata store."""
+        """The bookie's incarnation, which is durable in the metadata store."""
         return self._cookie.incarnation
 
     @property
@@ -138,14 +142,15 @@ class OwnCookie:
         return self._cookie.is_in_doubt
 
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
-        """Increase the state number in all copies of the cookie; durable when this returns.
+        """Durably increase the state number in all copies of the cookie.
 
         On a full device, the state number does not increase, and a new incarnation or a changed
         doubt is recorded in the metadata store only.
 
         Args:
             renew: Also create a new incarnation.
-            is_in_doubt: The doubt to record in the metadata store; None keeps the recorded doubt.
+            is_in_doubt: The doubt (True or False) to record in the metadata store; None keeps the
+                recorded value.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
@@ -201,10 +206,11 @@ class OwnCookie:
             if latest not in self._unanswered:
                 raise self._usurped() from error
             if latest != wanted:
-                # An earlier write of this process came late, so this one begins from its result.
+                # An earlier write of this process took effect late, so repeat this write on top of
+                # its result.
                 await self._advance(renew=renew, is_in_doubt=is_in_doubt)
                 return
-        # The store has a later version now than any earlier write expects.
+        # Earlier writes can no longer take effect: they expect an older version than the store has.
         self._unanswered.clear()
         self._env.failpoints.hit("cookie.advanced")
         self._cookie, self._number = wanted, wanted.state_number

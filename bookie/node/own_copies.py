@@ -1,4 +1,4 @@
-"""Gives the repair access to this bookie's copies, to reclaim copies that no metadata names."""
+"""Gives the repair access to this bookie's copies, to remove copies that no metadata names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OwnCopies:
         return await self._garbage.find_objection()
 
     async def known_end(self, ledger_id: int, last: int) -> int:
-        """Return the highest id above `last` that is stored here or was confirmed to this bookie.
+        """Return the highest id above `last` that is stored here or is the LAC known here.
 
         The result is at most `last` if there is no such id. A stored entry may never have been
         acknowledged.

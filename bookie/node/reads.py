@@ -23,7 +23,8 @@ from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 LEDGERS_PER_PAGE = 1000
 
 _UNKNOWN = Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
-"""The answer about a ledger in doubt, instead of a denial."""
+"""The answer that replaces a denial if the ledger is in doubt (in limbo, or with reclaimed
+copies)."""
 
 
 class EntryReads:
@@ -47,7 +48,7 @@ class EntryReads:
         return None
 
     async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
-        """Read the requested entries up to a limit or a missing entry; the command is valid."""
+        """Read the requested entries up to a limit or a missing entry; `command` must be valid."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
             wanted = _first_wanted(command)
@@ -165,7 +166,7 @@ def problem_of(command: ReadCommand) -> str:
 
 
 STRIPE_MODULUS_MAX = 1024
-"""The limit is above any ensemble size, and limits the number of ids that one read examines."""
+"""The largest stripe modulus: above any ensemble size, to limit the ids that one read examines."""
 
 
 def _first_wanted(command: ReadCommand) -> int:

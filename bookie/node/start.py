@@ -123,9 +123,9 @@ async def _settle_doubts(
 ) -> None:
     """Before any request: if data may be lost, renew the incarnation, then put ledgers in limbo.
 
-    Otherwise only the state number increases; if the store went back, the incarnation is renewed,
-    too. Each step is durable before the next step begins. After a crash between two steps, the
-    bookie is still in doubt.
+    Otherwise only the state number increases; if the store went back in time, the incarnation is
+    renewed, too. Each step is durable before the next step begins. After a crash between two steps,
+    the bookie is still in doubt.
 
     Raises:
         MetadataError: the store does not answer, so the bookie must not serve.
@@ -133,7 +133,8 @@ async def _settle_doubts(
     """
     found = own.comparison
     if found.store_went_back:
-        # Record the doubt first, because the increase of the number removes the evidence.
+        # Record the doubt first: once the state number is increased, nothing shows that the store
+        # went back.
         reason = found.store_went_back
         await _even_if_full(directories, lambda: collector.doubt_store(reason))
     if found.older:

@@ -1,13 +1,13 @@
 """Accepts or refuses each add, fence or LAC in one synchronous section, which reads only memory.
 
-The section checks key, deletion, fence and read-only mode. An accepted batch goes into the
-memtable, where readers see it, and into the journal's queue. The section contains no await. Fences
-use the same queue as adds. So the journal holds a fence after all adds that were accepted before
-the fence.
+For an add, the section checks the ledger's key, deletion and fence, and the bookie's read-only
+mode. An accepted batch goes into the memtable, where readers see it, and into the journal's queue.
+The section contains no await. Fences use the same queue as adds. So in the journal, the record of a
+fence follows the records of all adds that were accepted before the fence.
 
-Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
-still be acknowledged, because every later fencing read sees that add. An add that repeats stored
-entries with equal bytes is acknowledged once the stored entries are durable.
+Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may be
+acknowledged after the fence, because every later fencing read sees that add. An add that repeats
+stored entries with equal bytes is acknowledged once the stored entries are durable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.node.engine.memtable import LedgerRuns, Memtable, Run
 from bookie.wire.commands import AddCommand, Reply
 
 Waiter = Outcome[Reply]
-"""Use this alias only in annotations: making objects through the alias is several times slower."""
+"""Use this alias only in annotations: `Waiter()` is several times slower than `Outcome()`."""
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
@@ -47,24 +47,25 @@ READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 @dataclass(slots=True)
 class Admission:
-    """Contains the synchronous sections that accept requests, and the engine parts they use."""
+    """Accepts requests in synchronous sections; holds the engine parts that these sections use."""
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
-    """Queues a request, in order; the journal gets this request together with the next request."""
+    """Queues a request, in order; the journal thread gets it along with the next request."""
     failpoints: Failpoints
     memtable: Memtable
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
-    """The checkpointer sets this function; a call records that a ledger changed."""
+    """The function that records that a ledger changed; the checkpointer sets this attribute."""
     journal_file: int = -1
-    """The journal file known to the event loop; the journal thread may already use a newer file."""
+    """The number of the newest journal file that the event loop knows; a newer file may exist."""
     read_only_reasons: set[str] = field(default_factory=set)
     """Reasons to refuse new entries; empty if the bookie accepts new entries."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Return the reply that refuses an add, or None; the bytes of entries are not checked."""
-        # Check the key first: fence and deletion belong to the ledger with this key.
+        """Return the reply that refuses an add, None if allowed; entry bytes are not checked."""
+        # Check the key first: a request with another key means another ledger. The fence and the
+        # deletion in `state` do not apply to that ledger.
         if not state.accepts_key(key):
             return UNAUTHORIZED
         if state.deleted_at_ms is not None:
@@ -79,9 +80,10 @@ class Admission:
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
         """Accept the batch: readers see it at once; the waiter gets OK once the batch is durable.
 
-        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. Before
-        this call, the caller must check `refusal`, and must compare the batch with stored bytes.
-        Between these checks and this call there must be no await.
+        With `deferred_sync`, the waiter of a plain add (not a recovery add) gets OK once the batch
+        is written, before it is synced. Before this call, the caller must check `refusal`, and must
+        compare the batch with stored bytes. Between these checks and this call there must be no
+        await.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -117,7 +119,7 @@ class Admission:
         self.submit_with_next(request)
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, known or not; the waiter gets OK once the fence is durable."""
+        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
@@ -160,7 +162,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo or take it out; the waiter gets OK once the change is durable.
+        """Put a ledger in limbo, or take it out of limbo; the waiter gets OK once this is durable.
 
         With `fence`, a ledger that enters limbo is also fenced.
         """
@@ -195,8 +197,8 @@ class Admission:
     ) -> JournalRequest:
         """Make a journal request, which adds the ledger's key if the current file lacks the key.
 
-        Each file has the keys of all its ledgers, because a rebuild of the index may find only some
-        of the files.
+        Each journal file records the keys of all ledgers in it, because a rebuild of the index may
+        find only some of the files.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -237,7 +239,8 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # An add that was compared with these refused bytes must be compared again.
+            # The journal refused these bytes. An add that was compared with them must be compared
+            # again.
             self.state.comparisons += 1
         else:
             state = self.state

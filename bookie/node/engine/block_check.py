@@ -1,10 +1,10 @@
-"""Finds flipped bits in entries without digests, which clients cannot check.
+"""Finds flipped bits in entries that have no digest; clients cannot check such entries.
 
 Clients check the digests of entries. No request contains the digest type of a ledger. So a bookie
-infers the digest type from the entries that it reads: from a valid CRC, or from entry sizes and
-header lengths. If a ledger has no digests, or an unknown digest type, the bookie returns an entry
-only if the CRC of the block or record matches. Read threads share the digest types that they
-inferred.
+infers the digest type from the entries that it reads: from a valid CRC, or from entry sizes and the
+length fields in packet headers. If a ledger has no digests, or an unknown digest type, the bookie
+returns an entry only if the CRC of its block or of its record matches. Read threads share the
+digest types that they inferred.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _HMAC_BYTES = 20
 
 
 class DigestSizes:
-    """Remembers which ledgers have digests; a size of 0 bytes means no digest.
+    """Remembers the digest size of each ledger; a size of 0 bytes means no digest.
 
-    A remembered size above 0 bytes only means that entries have a digest.
+    A remembered size above 0 bytes only means that entries have a digest; the true digest may be
+    longer.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class DigestSizes:
         self._sizes[ledger_id] = size
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Forget these ledgers, because new ledgers with the same ids may have other digests."""
+        """Forget these ledgers: new ledgers with the same ids may have other digest types."""
         for ledger_id in ledger_ids:
             self._sizes.pop(ledger_id, None)
 
@@ -178,12 +179,12 @@ def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
             if (start + at) % alignment == 0:
                 yield start + at
             at = data.rfind(BLOCK_MAGIC, 0, at + len(BLOCK_MAGIC) - 1)
-        # Blocks start at aligned offsets, so no magic number crosses the end of the next piece.
+        # Blocks start at aligned offsets, so no magic number crosses the boundary of two pieces.
         stop = start
 
 
 def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
-    """Compute the digest size from the lengths of neighbouring entries; None if not possible."""
+    """Compute the digest size from sizes and length fields of adjacent entries, or return None."""
     ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
     sizes = batch.sizes.astype(np.int64)
     if before is not None:

@@ -2,14 +2,15 @@
 
 In a running engine, only checkpoints move the mark. A checkpoint has these steps:
 
-1. One synchronous section swaps the memtable, and queues a barrier in the journal after all
-   accepted requests.
+1. One synchronous section replaces the memtable by a new one, and queues a barrier request in the
+   journal after all accepted requests.
 2. The journal syncs the barrier's block; the mark is the end of that block.
 3. After the sync, the checkpoint copies the rows of changed ledgers from memory. A row that is
    newer than the mark is harmless; a row that is older than the mark would lose data.
 4. One index transaction writes slots, rows, file statistics and the mark.
-5. The old memtable is dropped; a reader that is using the old memtable may finish reading.
-6. Files below the mark without a live byte are renamed, then freed in steps (`file_removal`).
+5. The old memtable is dropped; a reader that still uses the old memtable can finish its read.
+6. Sealed files before the mark's file that have no live bytes are renamed, then freed in steps
+   (`file_removal`).
 
 If the device is full at step 4, the transaction changes nothing and the memtable is kept. The next
 checkpoint tries step 4 again. The bookie refuses new entries while the device is full.
@@ -37,18 +38,21 @@ from bookie.node.engine.memtable import Memtable
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048
-"""A transaction that moves entries to a log ends after so many, because it blocks other threads."""
+"""A transaction of `relocate` ends after this many entries, because it blocks other threads."""
 
 MEMTABLES_FULL = 2
-"""During a checkpoint, adds wait if the new memtable has this many times `entries_due` entries."""
+"""During a checkpoint, adds wait if the new memtable has `entries_due` times this many entries."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""The longest pause after a transaction of `relocate`; a pause lasts as long as the transaction."""
+"""The longest pause after a transaction of `relocate`.
+
+Up to this limit, a pause lasts as long as the transaction before it.
+"""
 
 
 @dataclass(slots=True)
 class _Immutable:
-    """A memtable that a checkpoint is putting into the index, with its barrier in the journal."""
+    """A memtable that a checkpoint writes into the index, with its journal barrier request."""
 
     memtable: Memtable
     dirty: dict[int, LocalLedger]
@@ -89,11 +93,11 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._entries_max = MEMTABLES_FULL * entries_due
         self.moved = asyncio.Event()
-        """Set once the older memtable is in the index, a device is full, or the engine failed."""
+        """An event, set if the older memtable is indexed, a device is full or the engine failed."""
         self._removing: dict[int, asyncio.Event] = {}
-        """Ledger id → event, set when the transaction that removes the ledger's entries ended."""
+        """Maps a ledger id to an event, set when the transaction that removes its entries ended."""
         self.more_to_do = bool(dead_files)
-        """True if another checkpoint has work even without new entries."""
+        """True if the next checkpoint has work to do even if no new entries arrive."""
 
     def mark_dirty(self, state: LocalLedger) -> None:
         self._dirty[state.ledger_id] = state
@@ -123,16 +127,16 @@ class Checkpointer:
 
     @property
     def has_deletions(self) -> bool:
-        """True if the index does not know the deletion of a ledger yet."""
+        """True if a ledger was deleted and the index does not know the deletion yet."""
         return any(state.deleted for state in self.dirty_states())
 
     @property
     def has_dead_files(self) -> bool:
-        """True if files without live bytes, found by the engine's start, are not removed yet."""
+        """True if some files that the start found without live bytes are still to be removed."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
-        """The memtables that are not in the index, oldest first."""
+        """Return the memtables whose changes are not in the index yet, oldest first."""
         if self._immutable is None:
             return (self._admission.memtable,)
         return (self._immutable.memtable, self._admission.memtable)
@@ -187,7 +191,7 @@ class Checkpointer:
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     async def delete_pages(self) -> None:
-        """Remove a limited number of pages of ledgers that are deleted in the index.
+        """Remove a limited number of pages of the ledgers that the index lists as deleted.
 
         Files that have lost their last live bytes are removed, too. The mark does not move. Raises
         like `run`.
@@ -208,7 +212,7 @@ class Checkpointer:
         return self._index.commit(CheckpointChange(mark, removed_files=removed))
 
     async def _in_index(self, commit: Callable[[], CommitResult]) -> CommitResult:
-        """Commit in the index thread; if the device is full, free the reserve for the next try."""
+        """Commit in the index thread; if the device is full, free the reserve for a retry."""
         try:
             return await self._env.workers.run("index", self._timed, commit)
         except DiskFullError:
@@ -238,7 +242,7 @@ class Checkpointer:
         return immutable
 
     async def _mark_of(self, immutable: _Immutable) -> Mark:
-        """Step 2: wait for the memtable's barrier, and return its mark; may be called again."""
+        """Step 2: wait for the memtable's barrier, and return its mark; the call is repeatable."""
         await asyncio.wait([immutable.passed])
         if immutable.barrier.error is not None:
             raise immutable.barrier.error
@@ -255,7 +259,7 @@ class Checkpointer:
         meta: dict[bytes, bytes],
         newest_journal: int,
     ) -> CommitResult:
-        """Step 4: commit, in the index thread; the immutable memtable never changes."""
+        """Step 4: commit in the index thread, safely: the immutable memtable never changes."""
         changes = [
             LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
             for ledger_id, row in rows.items()
@@ -328,8 +332,8 @@ class Checkpointer:
             state.entries = state.payload_bytes = 0
             ended = self._removing[state.ledger_id] = asyncio.Event()
             try:
-                # A cancelled caller waits until the transaction ends, because the caller may hold a
-                # lock.
+                # Even if the caller is cancelled, wait until the transaction ends: the caller may
+                # hold a lock.
                 removed = await self._env.workers.run_through(
                     "index", self._index.remove_entries, state.ledger_id
                 )

@@ -2,7 +2,7 @@
 
 ::
 
-    journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
+    journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, if on its own device)
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
                    READONLY
 
@@ -33,13 +33,16 @@ _FAILED = "FAILED"
 _STOPPED = "STOPPED"
 _READ_ONLY = "READONLY"
 _META_BYTES = 2 * 4096
-"""The checked bytes at the start of the index file; a page of that file has at least 4 KiB."""
+"""The number of bytes at the start of the index file that the CRC in `STOPPED` covers.
+
+Each of the two meta pages has at least 4 KiB.
+"""
 COOKIE_BYTES_MAX = 64 * 1024
 
 _WRONG_PATH_ERRNOS = frozenset(
     {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 )
-"""Errors that mean a wrong path; other errors (of a mount or a permission) may be temporary."""
+"""Error numbers that mean a wrong path; others (of a mount or a permission) may be temporary."""
 
 
 class Directories:
@@ -161,7 +164,7 @@ class Directories:
         return _READ_ONLY in self._disk.names(self.ledgers)
 
     def keep_read_only(self, keep: bool) -> None:
-        """Make later starts read-only (`keep`) or writable; durable when this returns."""
+        """With `keep`, make later starts read-only, else writable; durable when this returns."""
         if keep:
             self._write(self.ledgers, _READ_ONLY, b"")
         else:

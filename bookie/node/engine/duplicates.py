@@ -2,9 +2,9 @@
 
 After a broken stream, a writer resends unanswered entries byte for byte. If all entries of a batch
 are stored with equal bytes, the batch is acknowledged once the stored copies are durable. If some
-entries are missing, the whole batch is stored. A batch with different bytes is refused and
-reported: the cause is corruption, or two writers without a fence. Recovery adds are stored without
-a comparison, and the newest copy of an entry wins.
+entries of the batch are not stored and the others are equal, the whole batch is stored. A batch
+with different bytes is refused and reported: the cause is corruption, or two writers without a
+fence. Recovery adds are stored without a comparison, and the newest copy of an entry wins.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class DuplicateAdds:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # Every equal entry is queued or written; wait until all entries are durable. If the
-                # journal refused an entry meanwhile, compare again.
+                # Every entry of the batch is already queued or written, with equal bytes; wait
+                # until all are durable. If the journal refused an entry meanwhile, compare again.
                 outcome = await self._admission.force()
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue

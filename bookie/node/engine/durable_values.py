@@ -1,7 +1,8 @@
 """Small durable values that parts of a bookie need again after a restart.
 
-Each value has a name, which begins with the prefix of its part, and a CRC32C of name and value. The
-values are in the index's ``meta`` table, so a rebuilt index has no values.
+Each value is stored under a name, with a CRC32C of name and value. The name begins with the prefix
+of the part that uses the value. The values are in the index's ``meta`` table, so a rebuilt index
+has no values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _CRC_BYTES = 4
 
 
 class DurableValues:
-    """Reads and writes the durable values of one part; made by `Engine.durable_values`."""
+    """Reads and writes the durable values of one bookie part; made by `Engine.durable_values`."""
 
     def __init__(self, integrity: Integrity, prefix: bytes) -> None:
         self._integrity = integrity

@@ -120,12 +120,12 @@ class Engine:
         self._bind_parts(reader)
 
     def _bind_parts(self, reader: EntryReader) -> None:
-        """Bind methods of the engine's parts to the engine, which saves three calls per add."""
+        """Bind methods of the parts to the engine as attributes: this saves three calls per add."""
         admission = self.admission
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
-        """Return the reply that refuses an add, or None; see `Admission.refusal`."""
+        """Return the reply that refuses an add, None if allowed; see `Admission.refusal`."""
         self.add = admission.add
         """Accept a batch; the caller has seen that `refusal` is None; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, self._metrics).add
@@ -159,7 +159,7 @@ class Engine:
     # --- changes -------------------------------------------------------------------------
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, known or not; the waiter gets OK once the fence is durable."""
+        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
         return self.admission.fence(state, key)
 
     # --- ledgers -------------------------------------------------------------------------
@@ -173,10 +173,10 @@ class Engine:
         return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Return ledgers above id `after`, ascending, and the `after` of the next call.
+        """Return ledgers with ids above `after`, ascending, and the next call's value of `after`.
 
         The next `after` is `MAX_ID` at the end. Reads up to `count_max` rows, omits deleted
-        ledgers, and adds ledgers that are only in memory, with the counts of the last checkpoint.
+        ledgers, and adds ledgers that are only in memory. Counts are those of the last checkpoint.
         """
         # Read memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
@@ -204,7 +204,7 @@ class Engine:
     async def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Return ledgers deleted before file `before_file` began, and the `after` of the next call.
+        """Return ledgers deleted before file `before_file` began, and the next call's `after`.
 
         From now on, a compaction omits the DELETED record of a ledger if no other file needs it.
         """
@@ -300,7 +300,7 @@ class Engine:
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
         if self.failure is not None:
-            # Unanswered entries are no longer in the memtable, but their bytes may be on disk.
+            # Entries of unanswered adds have left the memtable, but their bytes may be on disk.
             return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
@@ -321,7 +321,7 @@ class Engine:
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     async def read_last(self, state: LocalLedger) -> ReadResult | None:
-        """Return the stored entry with the highest id, or its read error; None without entries.
+        """Return the stored entry with the highest id, or its read error; None if there is none.
 
         The state's `last_entry_id` may be higher than the id of the last stored entry. The journal
         may have refused an add, or a crash may have lost entries that an index row counted.
@@ -409,7 +409,7 @@ class Engine:
         await self.scrubber.run()
 
     def compact(self, *, force: bool = False) -> None:
-        """Start a compaction round soon; with `force`, the round takes every file with garbage."""
+        """Start a compaction round soon; with `force`, it compacts every file with garbage."""
         self.compactor.wake(force=force)
 
     def suspend_compaction(self, *, suspended: bool) -> None:
@@ -503,12 +503,12 @@ class Engine:
                 last_checkpoint = now
 
     async def remove_dead_files(self) -> NoReturn:
-        """Free the space of dead files, until cancelled; raises like `housekeep`."""
+        """Free the space of files without live bytes, until cancelled; raises like `housekeep`."""
         with self._failing():
             await self._removal.run()
 
     async def close(self) -> None:
-        """Stop in order: checkpoint, journal thread, files; no request may be in flight."""
+        """Make a checkpoint, stop the journal, close the files; no request may be in flight."""
         in_order = False
         try:
             if self.failure is None:
@@ -537,7 +537,7 @@ class Engine:
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
                 if in_order and self.failure is None:
-                    # Without the file `STOPPED`, the next start reads the whole index: no harm.
+                    # Ignore errors: without `STOPPED`, the next start just reads the whole index.
                     with suppress(OSError):
                         self._directories.mark_stopped()
 
@@ -576,7 +576,7 @@ class Engine:
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
-        """Allow new entries, because the devices have room; create the reserve if it is missing."""
+        """Allow new entries again, now that the devices have room; create a missing reserve."""
         await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.read_only_reasons:
             self.read_only_reasons.discard(DEVICE_FULL)

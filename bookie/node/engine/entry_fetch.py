@@ -25,7 +25,7 @@ from bookie.node.engine.prefetch import SEQUEL_BYTES_MIN, Prefetcher
 from bookie.node.engine.window import Extent, Window
 
 Choice = tuple[Ids, Status, int]
-"""The entry ids to return, the reason to stop after them, and the first id left out."""
+"""The ids to return, the reason why the result ends there, and the first id not returned."""
 
 PAGE_LOST = "its page of the index is lost"
 UNREADABLE = "its bytes cannot be read"
@@ -35,13 +35,13 @@ OTHER_BYTES = "other bytes stand in its place"
 
 @dataclass(frozen=True, slots=True)
 class FetchSources:
-    """The index, the files and the other parts that a fetch uses in any thread."""
+    """The index, the files and other parts that a fetch uses in the event loop or in a thread."""
 
     index: Index
     files: FileTable
     prefetcher: Prefetcher
     gap_bytes: int
-    """Two reads are combined if the gap between them has at most this many bytes."""
+    """The largest gap between two extents that one read covers, in bytes."""
     digests: DigestSizes = field(default_factory=DigestSizes)
 
 
@@ -70,7 +70,7 @@ class EntryFetch:
         self.first_page = window.first // SLOTS_PER_PAGE
         self._last_page = min(window.last, max(bound, window.first)) // SLOTS_PER_PAGE
         self.pages: list[bytes] = []
-        """Index pages that a thread has read."""
+        """The index pages that `finish` has read, so that the caller can cache them."""
         has_place = window.sizes[wanted - window.first] > 0
         self._is_located = bool((has_place | (wanted > bound)).all())
         self._extents: list[Extent] | None = None
@@ -80,9 +80,9 @@ class EntryFetch:
         self.stopped_by = Status.OK
         self.following = 0
         self.failure: tuple[int, str] | None = None
-        """The first entry that is stored but cannot be returned, and the reason for that."""
+        """The id of the first entry that is stored but cannot be returned, and the reason."""
         self.device_reads: list[tuple[int, int, int]] = []
-        """File, offset and size of each read that used a device, or may have used a device."""
+        """File number, offset and size of each read that used a device, or may have used it."""
 
     # --- in the event loop ---------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class EntryFetch:
 
     @property
     def _needs_row(self) -> bool:
-        """True if only the ledger's row can show that the page of an unlocated entry is lost."""
+        """True if an entry was not found and only the ledger's row can show if its page is lost."""
         return self.stopped_by is Status.NO_SUCH_ENTRY and self.following <= self._bound
 
     def _locate(self) -> None:
@@ -164,7 +164,8 @@ class EntryFetch:
                             for extent in extents[self._done : group]
                         )
                         if not is_sound and self._sources.files.path(head.file) is None:
-                            # The file may already be cut, and may have lost its last block.
+                            # The file is being removed: it may already be cut, without its last
+                            # block.
                             raise _being_removed(head.file)
                 except FileNotFoundError:
                     raise
@@ -181,7 +182,7 @@ class EntryFetch:
         return True
 
     def _is_protected(self, data: Buffer) -> bool:
-        """True if clients can check the entries in `data`, which begins with a wanted packet."""
+        """True if clients can check the entries in `data`, which begins with a requested packet."""
         digests = self._sources.digests
         size = digests.known(self._ledger_id)
         if size is not None:
@@ -200,7 +201,7 @@ class EntryFetch:
         self.ids = self.ids[:kept]
 
     def _group(self, extents: list[Extent], start: int) -> int:
-        """Return the end of the longest group of extents from `start` on that one read can cover.
+        """Return the end index of the longest group of extents from `start` that one read covers.
 
         The extents of a group are in one file, with only small gaps between them.
         """
@@ -246,7 +247,7 @@ class EntryFetch:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:
-        """Return the packets as a batch; it ends before the first packet header with a wrong id."""
+        """Return the packets as a batch; the batch ends before the first header with a wrong id."""
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]

@@ -1,8 +1,8 @@
 """Writes entry logs; a log gets its final name once all its content is durable.
 
-The first record of a log is a LINK, which names the newest file whose records the log may hold. A
-rebuild of the index reads the log right after the file in the LINK. Journals with higher numbers
-than the file in the LINK hold newer records than the log.
+The first record of a log is a LINK record. It names the newest file from which the log may hold
+copied records. A rebuild of the index reads the log right after the file that the LINK names.
+Journals with higher numbers than that file hold newer records than the log.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class EntryLogWriter:
             file = self._next_file()
         link = b"" if file.sequence else self._link
         where = file.body_offset + len(link)
-        # The whole block counts as durable: the log gets its final name only after a sync.
+        # All blocks before this one count as durable: the log gets its final name only after a
+        # sync.
         file.write(file.encode([link, body], records + bool(link), file.end))
         return file.header.number, where
 

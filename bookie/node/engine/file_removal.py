@@ -28,7 +28,7 @@ from bookie.telemetry import Metrics
 R = TypeVar("R")
 
 POOL = "index"
-"""The worker pool that runs the steps: one thread; each step is short."""
+"""The name of the worker pool that runs the steps; it has one thread, and each step is short."""
 
 STEP_BYTES = 2 * 1024 * 1024
 """The bytes that one step frees: whole pages, so that a reader never sees part of a page."""
@@ -43,7 +43,7 @@ PAUSE_SECONDS_MAX = 0.1
 
 
 class _Next(enum.Enum):
-    """The time of the next removal step."""
+    """The result of a removal step: when the next step is due."""
 
     NOTHING = enum.auto()
     """No file was left to remove."""
@@ -95,12 +95,12 @@ class Removal:
             await self.finish()
 
     async def finish(self) -> None:
-        """Free the space of all taken files now, without pauses; raises like `take`."""
+        """Free now, without pauses, the space of all files that `take` got; raises like `take`."""
         while await self._work(partial(self._step, whole=True)) is not _Next.NOTHING:
             pass
 
     async def run(self) -> NoReturn:
-        """Free the space of taken files step by step, until cancelled; raises like `take`."""
+        """Free the space of the files in steps, until cancelled; raises like `take`."""
         clock = self._env.clock.monotonic
         while True:
             await self._wake.wait()
@@ -140,7 +140,7 @@ class Removal:
                 self._leaving.append(_Leaving(path, file.size()))
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file in the queue; unlink it if one step is left, or with `whole`.
+        """Shorten the first file in the queue; unlink it if only one step is left, or if `whole`.
 
         A file that no longer exists is skipped.
         """

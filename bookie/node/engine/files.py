@@ -32,7 +32,7 @@ from bookie.node.engine.format.blocks import (
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 FILE_NUMBER_MAX = 2**32 - 1
-"""The rows, the pages and the mark of the index store a file number in 32 bits."""
+"""The largest file number: the rows, the pages and the mark of the index store it in 32 bits."""
 
 _DIGITS_MAX = len(str(FILE_NUMBER_MAX))
 OPEN_FILES_MAX = 256
@@ -78,7 +78,8 @@ def create_file(
     file = None
     try:
         file = disk.create(path, allocate_bytes)
-        # Without preallocation, a full device refuses this write. No location names the file yet.
+        # Without preallocation, a full device refuses this write. The file can then be removed,
+        # because no location names it yet.
         file.pwritev([header.encode()], 0)
         if publish:
             file.fdatasync()
@@ -127,8 +128,9 @@ class FileTable:
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
-        """Remove a file from the table; readers that have the file open may finish."""
-        # Do not close the file: a read thread may use the file. The last reference closes the file.
+        """Remove a file from the table; readers that have the file open can still finish."""
+        # Do not close the file: a read thread may use the file. The file is closed when its last
+        # reference is gone.
         with self._lock:
             self._paths.pop(number, None)
             self._open.pop(number, None)

@@ -9,7 +9,7 @@ A hanging device reports no error, while requests wait and memory fills up.
 If the whole process is paused (SIGSTOP, a virtual machine), the process receives no answers, but
 the clock continues. The watch detects a pause because its next look at the devices is late. A late
 look never ends the engine: all the time since the previous look counts as one interval. If a device
-really hangs, later looks find the overdue answer.
+really hangs, later looks find that the answer is overdue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTERVALS_PER_FAILURE = 4.0
 
 
 class CountedStore:
-    """A key-value store that counts the transactions that began and those that ended."""
+    """Wraps a key-value store, and counts the write transactions that began and that ended."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
@@ -45,7 +45,8 @@ class CountedStore:
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
-        # A transaction waits for the device when it begins, too: the store makes room ahead.
+        # A transaction also waits for the device when it begins, because the store then writes
+        # zeros ahead if it needs room.
         self.commits_begun += 1
         try:
             with self._store.write() as transaction:
@@ -74,7 +75,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """A file-removal step counts for the ledgers device, even if the step frees a journal."""
+        """A file-removal step counts as work of the ledgers device, even if it frees a journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -105,8 +106,8 @@ class DeviceWatch:
             "index": self._committing_since(now),
         }
         for device, since in owed.items():
-            # After a late look, answers may still be queued; count only the time up to the last
-            # look.
+            # If this look is late, answers may still be queued; count only the time up to the look
+            # before.
             self._judge(device, before if is_late else now, since)
         oldest = min((since for since in owed.values() if since is not None), default=now)
         self._stood_still = [still for still in self._stood_still if still[1] > oldest]

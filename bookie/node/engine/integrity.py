@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Integrity:
-    """Keeps the verdict, an ``INTEGRITY_`` value; a metric shows if an integrity check is due."""
+    """Keeps the verdict, an ``INTEGRITY_`` value; a metric is 1 if an integrity check is needed."""
 
     def __init__(self, environment: Environment, index: Index, metrics: Metrics) -> None:
         self._env = environment
@@ -32,7 +32,7 @@ class Integrity:
         self._show(index.integrity())
 
     async def set(self, value: bytes) -> None:
-        """Store `value` as the verdict; durable when this returns.
+        """Store `value` as the verdict; the change is durable when this method returns.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -49,7 +49,7 @@ class Integrity:
         return self.index.integrity()
 
     async def values(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return names and values of the ``meta`` table; see `values_of`."""
+        """Return the ``meta`` values whose names begin with `prefix`; see `values_of`."""
         return await self._env.workers.run("read", values_of, self.index.store, prefix)
 
     async def forget(self, names: list[bytes]) -> None:

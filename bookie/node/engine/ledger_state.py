@@ -26,7 +26,7 @@ STATES_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
-    """One ledger of a listing: its id and its row."""
+    """One ledger in a listing of the index: its id and its index row."""
 
     ledger_id: int
     row: LedgerIndexRow
@@ -63,12 +63,13 @@ class LocalLedger:
         self.exists = row is not None
         """True if this bookie ever stored a record about the ledger."""
         self.introduced_in = 0
-        """The last journal file known to hold the ledger's key; 0 if none is known."""
+        """The number of the newest journal file that surely holds the ledger's key; 0 if none is
+        known."""
         self.fenced = known.fenced
         self.fence_durable = known.fenced
         """True if the fence is known to survive a crash."""
         self.fence_queued = False
-        """True while the journal has not completed a fence record."""
+        """True while the journal has a fence record to write and has not completed it."""
         self.limbo = known.limbo
         self.deleted_at_ms = known.deleted_at_ms
         self.key_digest = known.key_digest
@@ -77,13 +78,15 @@ class LocalLedger:
         self.first_entry_id = known.first_entry_id
         self.last_entry_id = known.last_entry_id
         """The highest entry id that may be stored. The value may be too high, because the journal
-        may refuse an accepted entry. After a crash, an index row may also count lost entries."""
+        may refuse an accepted entry. After a crash, the value from the index row may also be the id
+        of a lost entry."""
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
         self.reclaimed = known.reclaimed
         """True if acknowledged entries were removed, because no metadata named this bookie."""
         self.comparisons = 0
-        """Counts adds of ids at or below `last_entry_id`, and adds that the journal refused."""
+        """The number of adds with ids at or below `last_entry_id`, and of adds that the journal
+        refused."""
         self.users = 0
         """The number of requests that use this state across an await."""
         self._key: bytes | None = None
@@ -94,7 +97,7 @@ class LocalLedger:
 
     @property
     def is_in_doubt(self) -> bool:
-        """True if acknowledged entries may be missing, so that the bookie may not deny an entry.
+        """True if acknowledged entries may be missing; the bookie must then deny no entry.
 
         A metadata store restored from an older state may show an open ledger whose copies were
         removed. If the bookie denied the removed entries, a recovery would close the ledger too
@@ -243,7 +246,7 @@ class LedgerStates:
         return state
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Drop clean states of these ledgers, because their rows changed."""
+        """Drop the clean states of these ledgers, because their rows in the index have changed."""
         for ledger_id in ledger_ids:
             if ledger_id in self._states:
                 self._let_go(ledger_id)
@@ -270,7 +273,8 @@ class LedgerStates:
 LEDGERS_PER_PAGE = 1000
 
 ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
-"""Takes (after, count); returns up to `count` ledgers above `after`, and the next `after`."""
+"""A function of (after, count): returns up to `count` ledgers above `after`, and the next
+`after`."""
 
 
 class LimboCount:

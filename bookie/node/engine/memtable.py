@@ -1,8 +1,9 @@
 """The memtable holds the entries accepted since the last checkpoint, per ledger.
 
-A memtable keeps a payload only until the payload's block is written. After the write, the memtable
-keeps only locations, and reads use the page cache. Written runs (accepted batches) are merged into
-sorted tables of 20 bytes per entry, so a million single appends need few objects.
+A memtable keeps a payload only until the journal has written the block with this payload. After the
+write, the memtable keeps only locations, and reads use the page cache. Written runs (accepted
+batches) are merged into sorted tables of 20 bytes per entry, so a million single appends need few
+objects.
 
 Runs are in the order of acceptance; if an id is in several runs, the newest run wins.
 """
@@ -29,7 +30,7 @@ PART_ENTRIES = 32 * 1024
 
 
 class Location(NamedTuple):
-    """An entry's place: `size` bytes at `offset` of `payload`; of `file` if `payload` is None."""
+    """An entry's place: `size` bytes at `offset` in `payload`, or in `file` without `payload`."""
 
     file: int
     offset: int
@@ -39,7 +40,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocationTable:
-    """Locations of entries, ascending by id, each id once."""
+    """Locations of entries, in ascending order of entry ids; each id occurs once."""
 
     ids: Ids
     files: U32
@@ -62,8 +63,9 @@ class LocationTable:
     def parts(self, page: int) -> Iterator[LocationTable]:
         """Cut the table into pieces of about `PART_ENTRIES` locations; an empty table has no piece.
 
-        A piece never begins inside a group of `page` neighbouring ids. Pieces limit the memory of a
-        checkpoint, and the time for which one array operation blocks other threads.
+        A piece never begins inside an index page, which is a group of `page` neighbouring ids.
+        Pieces limit the memory of a checkpoint, and the time for which one array operation blocks
+        other threads.
         """
         start = 0
         while start < len(self.ids):
@@ -133,14 +135,14 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: Ids | U32) -> U32:
-    """Copy the array if necessary: the result must not keep a received message in memory."""
+    """Return `sizes` as its own array; a view would keep a whole received message in memory."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
 
 
 class Run:
-    """One accepted batch: has the payload until the journal wrote it, then only its location."""
+    """One accepted batch: keeps the payload until the journal has written it, then its location."""
 
     __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
 
@@ -219,7 +221,7 @@ class LedgerRuns:
         self._tables: list[LocationTable] = []
         self._runs: list[Run] = []
         self._firsts: list[int] = []
-        # True if each run begins above the end of the run before, so that a read may bisect.
+        # True if the first id of each run is above the last id of the run before, so reads bisect.
         self._ordered = True
         self._written = 0
 
@@ -231,7 +233,7 @@ class LedgerRuns:
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """Record that the payload of `run` is at `offset` of `file`; call this in order of runs."""
+        """Record that the payload of `run` is at `offset` of `file`; call this in run order."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
@@ -260,7 +262,7 @@ class LedgerRuns:
     def location(self, entry_id: int) -> Location | None:
         """Return the location of an entry's newest copy; None if this memtable lacks the entry."""
         if self._ordered:
-            # If no runs overlap, only the last run that begins at or below the id can have the id.
+            # If no runs overlap, only the last run that begins at or below the id can hold it.
             index = bisect_right(self._firsts, entry_id) - 1
             location = self._runs[index].location(entry_id) if index >= 0 else None
             if location is not None:

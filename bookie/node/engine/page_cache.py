@@ -28,10 +28,10 @@ STEP_BYTES = 32 * 1024 * 1024
 """The largest number of bytes that one call drops; a call takes one or two milliseconds."""
 
 STEPS_PER_WINDOW = 8
-"""A window has at least this many steps, so a small window has smaller steps."""
+"""The smallest number of steps in a window; a small window therefore has smaller steps."""
 
 CHUNK_BYTES = 1024 * 1024
-"""The size of a chunk: reads are counted per chunk of a file."""
+"""The size of a chunk, the part of a file for which read bytes are counted together."""
 
 OVERLAP_BYTES = 2 * 1024 * 1024
 """The size of the largest folio, a group of pages that the kernel keeps together."""
@@ -49,9 +49,9 @@ class _Range(NamedTuple):
 
 
 class PageCache:
-    """Keeps the newest bytes written and the newest bytes read in memory; drops older bytes.
+    """Keeps the most recently written and the most recently read bytes in memory; drops the others.
 
-    One event loop makes all calls. A thread drops the pages.
+    All methods must be called in one event loop. A thread drops the pages.
     """
 
     def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
@@ -67,14 +67,15 @@ class PageCache:
         self._kept_from: dict[int, int] = {}
         """Maps each journal file in the window to the offset where its kept bytes begin."""
         self._chunks: dict[tuple[int, int], int] = {}
-        """Maps (file, chunk number) to the bytes read there; the least recently read is first."""
+        """Maps (file, chunk number) to the byte count read there; the least recently read chunk is
+        first."""
         self._chunk_bytes = 0
         self._behind: list[_Range] = []
         """Byte ranges of files whose pages must be dropped."""
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Record that earlier journals, and file `number` up to `durable_upto`, are durable."""
+        """Record that file `number` up to `durable_upto`, and all earlier files, are durable."""
         if not self._window_bytes:
             return
         growing = self._growing
@@ -122,7 +123,8 @@ class PageCache:
             following = self._written[0] if self._written else self._growing
             if following.number == oldest.number:
                 self._kept_from[oldest.number] = oldest.end
-                # Drop from the start of the file, because two steps may share a page.
+                # Drop from the start of the file, because an earlier step may share a page with
+                # this step.
                 self._behind.append(_Range(oldest.number, 0, oldest.end))
             else:
                 del self._kept_from[oldest.number]
@@ -145,7 +147,7 @@ class PageCache:
         for path, (_, start, end) in behind:
             if path is None:
                 continue
-            # The kernel drops whole folios, and a folio may begin before the range.
+            # The kernel drops only whole folios, and a folio may begin before the range.
             begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
             # If the file was removed, the kernel has dropped its pages.
             with suppress(OSError), closing(self._env.disk.open(path)) as file:

@@ -25,7 +25,8 @@ class Prefetcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """File number → end of the last request in a thread, end of the prefetched bytes."""
+        """Maps a file number to the end of its last request in a thread, and the end of its
+        prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
         """True if a request comes near the end of the prefetched bytes, so more must be fetched."""
@@ -49,7 +50,7 @@ class Prefetcher:
         end = offset + size
         last, until = self._sequences.pop(number, (end, -1))
         due = offset < until <= end + AHEAD_BYTES // 2
-        # Entries of other ledgers may lie between the bytes of two requests.
+        # Entries of other ledgers may lie between the bytes of two consecutive requests.
         follows = 0 <= offset - last <= size and until <= end
         start = max(end, until)
         if due or follows:

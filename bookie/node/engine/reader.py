@@ -4,8 +4,8 @@ The look-up reads the memtables first, then the index. In the reverse order, a r
 entry that a checkpoint moves from memtable to index between the two look-ups. The event loop uses
 only cached pages of the index (`index/cached_pages.py`). If other index pages are needed, a thread
 does the rest of the read (`entry_fetch.py`). If an entry is stored but unreadable, the reader
-reports an I/O error, never a missing entry. A packet that belongs to another entry is an I/O error,
-too.
+reports an I/O error, never a missing entry. If the bytes are the packet of another entry, the
+reader reports an I/O error, too.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ _IDS = struct.Struct(">qq")
 
 
 STRIPED_IDS_MAX = 128 * 1024
-"""The largest number of ids that a striped read examines; each id takes 24 bytes and time."""
+"""The largest number of ids that a striped read examines; each examined id costs 24 bytes and
+time."""
 
 
 class ReadResult(NamedTuple):
-    """The consecutive wanted entries that were read, and the reason to stop at `next_entry_id`."""
+    """The consecutive wanted entries that were read, and why the read ended at `next_entry_id`."""
 
     batch: EntryBatch | None
     next_entry_id: int
@@ -59,7 +60,7 @@ class ReadResult(NamedTuple):
 
 
 LEDGERS_NAMED_MAX = 100
-"""The most ledgers that get a log line of their own, until a period has no failed reads."""
+"""The largest number of ledgers with their own log line, until a period has no failed reads."""
 
 REPORT_SECONDS = 60.0
 """The time between two log lines with counts of failed reads."""
@@ -74,7 +75,8 @@ class UnreadableEntries:
         self._ledgers: set[int] = set()
         """Ledgers with failed reads."""
         self._reads = 0
-        """Failed reads without their own log line, since the last log line with counts."""
+        """The number of failed reads without their own log line since the last log line with
+        counts."""
         self._reported_at = 0.0
 
     def note(self, ledger_id: int, entry_id: int, reason: str) -> None:
@@ -120,7 +122,7 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` is called with file, offset and size of reads that may reach a device.
+        """`was_read` is called with file, offset and size of each read that may reach a device.
 
         `settled` waits until no transaction removes entries of a ledger.
         """
@@ -191,7 +193,7 @@ class EntryReader:
         return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
 
     def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
-        """Return the packet of one entry as a result; an error if its header has other ids."""
+        """Return one entry's packet as a result, or an error result if its header has other ids."""
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, OTHER_BYTES)
         view = data if isinstance(data, bytes) else memoryview(data)
@@ -251,7 +253,7 @@ class EntryReader:
                 self._from_file()
                 return
             self._from_thread()
-            # A caller that is cancelled meanwhile waits for the thread to end.
+            # If the caller is cancelled meanwhile, it still waits until the thread has ended.
             await self._env.workers.run_through("read", fetch.finish)
         finally:
             for number, offset, size in fetch.device_reads:
@@ -260,10 +262,10 @@ class EntryReader:
             self._pages.put(ledger_id, fetch.first_page, fetch.pages, stamp)
 
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
-        """Return a flag for each of `ids`, True if the entry is stored; and the stored packets.
+        """For each of `ids`, return True if the entry is stored; also return the stored packets.
 
         The ids must be in ascending order and close together. The packets are joined in the order
-        of ids; None if a packet is unreadable.
+        of the ids. If a packet is unreadable, None is returned instead of the packets.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -279,7 +281,7 @@ class EntryReader:
         return np.ones(len(ids), np.bool_), None
 
     async def entry_ranges(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Yield ranges of stored ids, ascending and disjoint; the next item may continue a range.
+        """Yield ascending, disjoint ranges of stored ids; a range may continue in the next item.
 
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
@@ -346,7 +348,7 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Return the number of ids among which `entries_max` wanted ids are found, up to a limit."""
+    """Return the length of an id range that contains `entries_max` wanted ids, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)

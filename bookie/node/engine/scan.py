@@ -1,7 +1,8 @@
 """Reads a file of blocks from its start or from the mark, and finds its end.
 
 An invalid block is either the torn end of the last write, which was never reported as durable, or
-damage to durable data. This module gathers the evidence; `bookie.node.engine.format.tail` decides.
+damage to durable data. This module collects the facts about such a block;
+`bookie.node.engine.format.tail` decides between the two.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class BlockRun:
         return int(self.headers.sequences[-1])
 
     def groups(self) -> Iterator[BlockGroup]:
-        """Yield the blocks in order, in groups of about `GROUP_BYTES`, or of one larger block."""
+        """Yield the blocks in order, in groups of about `GROUP_BYTES` or of one larger block."""
         sizes = np.cumsum(self.headers.body_lengths)
         counts = np.cumsum(self.headers.record_counts)
         offsets = self._record_offsets()
@@ -105,8 +106,8 @@ def runs(
     """Yield the valid blocks from `start` on, up to the first invalid block.
 
     `sequence_after` is the sequence number of the block before `start`; 0 if unknown. Sequence
-    numbers increase by one, so a block with another sequence number than the expected number is
-    invalid. After an invalid block, callers continue with `next_valid`.
+    numbers increase by one, so a block with an unexpected sequence number is invalid. After an
+    invalid block, callers continue with `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -138,7 +139,7 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the length of the block at the start of `data`; if invalid, the length of a header.
+    """Return the length of the block at the start of `data`; for an invalid block, of a header.
 
     Raises:
         FormatError: the header is intact but has flags that this version does not know.
@@ -222,7 +223,8 @@ def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> Sc
 class BlockGroup:
     """The records of neighbouring blocks in order, without LINK records.
 
-    Blocks are grouped because a block with a single append takes as much time as a large block.
+    Blocks are grouped because parsing a block with a single append takes as long as parsing a large
+    block.
     """
 
     body: memoryview
@@ -269,7 +271,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
     lengths = run.headers.body_lengths[part]
     bodies = run.bodies[part]
-    # Skip empty blocks: an empty block may have no byte to read.
+    # Skip empty blocks: an empty block may have no type byte to read.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
     # Go backwards, so that earlier offsets stay valid.
@@ -300,9 +302,9 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """Drop the offset of the LINK at `index`, whose block ends at `end`; None without a LINK."""
+    """Drop `offsets[index]` of a LINK whose block ends at `end`; None if no LINK is there."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
-    # The next record may be in a later block; then the LINK fills its own block.
+    # The next record may be in a later block; then the LINK is the only record of its block.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
         return None
     return np.delete(offsets, index)

@@ -6,11 +6,11 @@ checks the checksums of pages and ledger rows, and that slots point inside their
 bypasses the page cache if the file system allows this. A pass reads at a limited rate, in steps of
 a worker thread.
 
-Damage that a pass finds is reported once and recorded in the index. The bookie is in doubt until an
-integrity check finds that, according to metadata, the bookie must store no entry in a damaged
-place. A later pass removes the record of the damage if the place is sound or the file is gone.
-`Scrubber.settle` removes the record if the index no longer points into the damaged place. So the
-record is removed after the damaged entries are copied back from other bookies, or after a
+Damage that a pass finds is reported once and recorded in the index. The bookie is then in doubt.
+The doubt ends when an integrity check finds that, by metadata, this bookie need not store any entry
+in a damaged place. A later pass removes the record of the damage if the place is sound or the file
+is gone. `Scrubber.settle` removes the record if the index no longer points into the damaged place.
+So the record is removed after the damaged entries are copied back from other bookies, or after a
 compaction removes the file. The scrubber does not verify the digests of entries; clients and the
 integrity check verify digests.
 """
@@ -48,9 +48,10 @@ R = TypeVar("R")
 _log = event_log(__name__)
 
 META_DAMAGE = b"damage/"
-"""The ``meta`` prefix of recorded damage: a name has file and offset, a value is a sentence."""
+"""The ``meta`` prefix of damage records: the name holds file and offset, the value describes it."""
 META_POSITION = b"scrubbed"
-"""The place at which the next pass continues: file, offset, sequence number before the offset."""
+"""The place at which the next pass continues: file, offset, sequence number of the block before
+it."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
@@ -68,7 +69,7 @@ IDLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged place; for a place in the index, `file` is 0 and `offset` a CRC32C of the key."""
+    """One damaged place; in the index, `file` is 0 and `offset` is the CRC32C of the key."""
 
     file: int
     offset: int
@@ -83,7 +84,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """The amounts that the current or the last pass has read."""
+    """The number of passes, and the files, bytes and pages read in the current or last pass."""
 
     passes: int = 0
     files: int = 0
@@ -125,7 +126,7 @@ class Scrubber:
         self._read_since = 0
         self._ends: dict[int, int] = {}
         self._spans: dict[tuple[int, int], Finding] = {}
-        """The findings of this process in files, with their ends."""
+        """The findings in files that this process made or read again, so their ends are known."""
         self._without_entries: dict[tuple[int, int], int] = {}
         """The ends of damaged places to which the index does not point.
 
@@ -167,7 +168,7 @@ class Scrubber:
             self._idle.end()
 
     def status(self) -> dict[str, object]:
-        """Return the damaged places, the report, and True as `running` during a requested pass."""
+        """Return the damaged places and the report; `running` is True during a requested pass."""
         return {
             "needed": bool(self.findings),
             "running": self._now,
@@ -410,7 +411,7 @@ class Scrubber:
     async def entries_in_damage(self) -> AsyncIterator[tuple[int, Ids]]:
         """Yield the ids of the stored entries that are in damaged places.
 
-        Each item is a ledger id, and the ids from one index page of that ledger.
+        Each item is a ledger id, and entry ids from one index page of that ledger.
 
         Raises:
             CorruptionError: not all entries in damaged places can be found, because the index is
@@ -444,9 +445,10 @@ class Scrubber:
         return found, following
 
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
-        """Return the keys of findings to whose places the index points.
+        """Return the keys of the findings with a damaged place into which the index points.
 
-        If an index page is damaged, the result has all findings: the page may point anywhere.
+        If an index page is damaged, the result contains the keys of all findings: the page may
+        point anywhere.
         """
         alive = {item.key for item in findings if not item.end}
         left = [item for item in findings if item.end]
@@ -534,7 +536,7 @@ def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArr
 
 
 def _check(number: int, group: BlockGroup) -> list[Finding]:
-    """Return the damage inside blocks whose own checksums match."""
+    """Return the damage inside blocks whose block checksums are correct."""
     first = int(group.places[0]) if len(group.places) else 0
     try:
         records = group.parse()
@@ -567,7 +569,7 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
 def _behind(
     file: _Uncached, header: FileHeader, offset: int, sequence: int
 ) -> tuple[int, int] | None:
-    """Return offset and preceding sequence number of the next valid block after `offset`."""
+    """Return the offset of the next valid block after `offset`, and its sequence number minus 1."""
     try:
         found = next_valid(file, header, offset, sequence)
     except OSError:

@@ -1,9 +1,9 @@
 """Replays the journal at a start: puts the journal's records after the mark into the index.
 
-Replay copies the records into a new entry log, in order, because the page cache may hold bytes that
-the device lacks. Replay syncs the log before the index points into the log. One index transaction
-then registers the log, the slots, the rows and the new mark. If the process crashes before this
-transaction commits, the next start replays the old files again.
+Replay copies the records, in order, into a new entry log, because journal bytes in the page cache
+may never have reached the device. Replay syncs the log before the index points into the log. One
+index transaction then registers the log, the slots, the rows and the new mark. If the process
+crashes before this transaction commits, the next start replays the old files again.
 
 Replay commits a long journal in batches, to limit memory. After a crash between two batches, the
 mark is in the middle of the journal, like the mark of a checkpoint.
@@ -58,7 +58,7 @@ class ReplayOutcome:
     """The last batch of records, which is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: LinkRecord | None = None
-    """The LINK record for the next journal file: the number and the end of the last journal."""
+    """The LINK record for the next journal file: number, nonce and end of the last journal file."""
     blocks: int = 0
     entries: int = 0
 
@@ -109,11 +109,11 @@ class Replay:
     def replay(
         self, journals: list[tuple[int, str]], mark: Mark | None, *, clean: bool
     ) -> ReplayOutcome:
-        """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
+        """Replay `journals` (number and path, ascending) from `mark`, or from the start if None.
 
-        After a `clean` stop, the last journal file ends with its last block. After any other stop,
-        the last journal file must have room for another block. A last file without room shows that
-        a later journal file existed and is now missing.
+        After a `clean` stop, the last journal file ends directly after its last block. After any
+        other stop, the last journal file must have room for another block. If that file has no
+        room, it was cut, or a later journal file existed and is now missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -152,7 +152,7 @@ class Replay:
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
         """Collect the locations of all records in `files`, without copying them.
 
-        Files are read from the oldest records to the newest, see `_in_order`.
+        The file with the oldest records is read first, see `_in_order`.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -187,8 +187,8 @@ class Replay:
         """Return the files, ordered from the oldest records to the newest.
 
         Journals are ordered by number. A log comes after the newest file from which its records
-        were copied, even if that file is gone. The log's own number only shows when the log was
-        written.
+        were copied, even if that file is gone. The log's own number shows when the log was written,
+        but not the age of its records.
         """
         found = []
         for number, path in files:
@@ -256,9 +256,10 @@ class Replay:
         *,
         room_after: bool,
     ) -> Iterator[BlockRun]:
-        """Yield the valid blocks of a file; skip damaged durable blocks, and report the damage.
+        """Yield the valid blocks of a file; skip and report damaged blocks that were once durable.
 
-        `room_after` is True for the current journal file, which ends with reserved room.
+        `room_after` is True for the last journal file after a stop that was not clean: this file
+        must end with reserved room.
         """
         offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark is not None and mark.file_number == header.number:

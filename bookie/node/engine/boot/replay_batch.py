@@ -1,8 +1,8 @@
 """Collects the records that a start has read from files and has not yet put into the index.
 
 Entries are kept as columns and are sorted by ledger when the batch is committed. So reading a block
-of single appends to many ledgers needs no work per ledger. All other records change the ledger
-states at once, because the order of such a record relative to entries does not matter.
+of single appends to many ledgers needs no work per ledger. A record of any other type changes the
+state of its ledger at once, because its order relative to entries does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
 
 
 class ReplayBatch:
-    """Ledger states, and the places of entries in the order in which the files hold the entries."""
+    """Holds ledger states, and the places of entries in the order of their records in the files."""
 
     def __init__(self, load_rows: LoadRows, entries_max: int) -> None:
         self._load_rows = load_rows
@@ -53,7 +53,7 @@ class ReplayBatch:
         return self.entries >= self._entries_max or len(self.states) >= LEDGERS_MAX
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
-        """Add the records of a block; `offsets` are the offsets of its packets in file `file`."""
+        """Add the records of a block; `offsets` are those of its packets in file number `file`."""
         # A LINK record describes the file, not its data. `RecordArrays` already holds the entries.
         others = [
             record
@@ -146,7 +146,8 @@ class ReplayBatch:
     def _make_states(self, ledger_ids: Iterable[int]) -> None:
         new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
-            # Create the state of an unknown ledger, too: without a state, its entries are lost.
+            # Create the state of an unknown ledger, too: without a state, its entries would be
+            # lost.
             state = LocalLedger(ledger_id, row)
             state.exists = True
             self.states[ledger_id] = state
@@ -178,6 +179,6 @@ def _starts(ledger_ids: Ids) -> Ids:
 def _stable_order(ledger_ids: Ids) -> Ids:
     offsets = ledger_ids - ledger_ids.min()
     if int(offsets.max()) < 2**16:
-        # NumPy sorts 16-bit numbers by radix, in a tenth of the time.
+        # NumPy sorts 16-bit numbers with a radix sort, in a tenth of the time.
         return np.argsort(offsets.astype(np.uint16), kind="stable")
     return np.argsort(ledger_ids, kind="stable")

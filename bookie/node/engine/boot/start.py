@@ -3,7 +3,8 @@
 This order makes a start safe:
 
 1. Temporary files are removed.
-2. Index and journals are synced and dropped from the page cache: reads come from the device.
+2. Index and journals are synced and dropped from the page cache, so that later reads come from the
+   device.
 3. The index is opened, or rebuilt from the files if the index is lost or damaged.
 4. The journal is replayed from the mark.
 5. A new journal file is created.
@@ -80,7 +81,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """The findings of a start, which the engine writes to the log."""
+    """The findings of a start, which the engine writes to the event log."""
 
     clean: bool
     """True if the last process stopped in an orderly way."""
@@ -103,7 +104,7 @@ class Booted:
     writer: JournalWriter
     states: dict[int, LocalLedger]
     indexed_max: int
-    """`states` contains every ledger above this id that has a row or pages in the index."""
+    """A ledger id: every ledger above it that has a row or pages in the index is in `states`."""
     dead_files: tuple[int, ...]
     report: BootReport
 
@@ -127,7 +128,7 @@ class Boot:
         self._advance = advance
         self._corrupt: list[str] = []
         self._missing: list[bytes] = []
-        """Numbers of missing files that had live bytes, including files known as lost."""
+        """Numbers of missing files that had live bytes, even if their loss was already known."""
         self._clean = False
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
@@ -135,8 +136,8 @@ class Boot:
         """Start the engine; a start that fails loses no data.
 
         Raises:
-            FormatError: a newer version wrote a file (`NewerFormatError`), or a file has the name
-                of another file.
+            FormatError: a newer version wrote a file (`NewerFormatError`), or the number in a
+                file's header differs from the number in its name.
             CookieError: the index belongs to another bookie or cluster.
             ConfigurationError: the device is full.
             StorageFailedError: a disk failed.
@@ -177,7 +178,7 @@ class Boot:
 
     def _start_from(self, index: Index, started: float, *, rebuilt: bool) -> Booted:
         if rebuilt:
-            # Remove the rest of an interrupted rebuild.
+            # Remove all content that an interrupted rebuild may have left.
             index.clear()
         clean = self._clean = index.meta(META_CLEAN) == b"1" and not rebuilt
         before = index.meta(META_BOOT_ID)
@@ -200,7 +201,7 @@ class Boot:
         if not rebuilt:
             remove_unused(self._env.disk, journals, mark)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        # If the replay committed batches, these batches added rows and logs.
+        # Read rows and files again: each batch that the replay committed added rows and logs.
         rows = index.files()
         journals, logs = self._files_on_disk()
         # Look at rows and pages: a ledger with pages may have lost its row.
@@ -208,7 +209,8 @@ class Boot:
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # Store the doubt before a new journal file follows: a later start may miss the damage.
+            # Store the verdict "suspect" before a new journal file is created: a later start may
+            # not see the damage.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -259,7 +261,7 @@ class Boot:
         )
 
     def _has_strange_files(self, index: Index) -> bool:
-        """True if the index lacks the row of a log, or of a journal file that the mark covers.
+        """True if the index lacks the row of a log, or of a journal file with data before the mark.
 
         A file without a row normally has no live entries, and the start removes the file. But if an
         index page points into a file without a row, the row was lost. So if this function returns
@@ -306,7 +308,7 @@ class Boot:
         if self._identity.stamped_before:
             self._corrupt.append(f"the index in {self._dirs.index} and all files are gone")
             return index, True
-        # From now on, an index without a format row counts as lost.
+        # Store the format: at a later start, an index without a format counts as lost.
         index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
         return index, False
 
@@ -357,7 +359,8 @@ class Boot:
         self._remove_unknown_logs(rows, logs)
         self._missing, known = [], []
         if index.integrity() != INTEGRITY_SUSPECT:
-            # The ledgers of a known lost file are already in limbo, or complete without the file.
+            # If the loss of a file is known, the ledgers of that file are already in limbo, or they
+            # are complete without the file.
             known = (index.meta(META_MISSING_FILES) or b"").split()
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:
@@ -380,7 +383,7 @@ class Boot:
             return self._replay_from_mark(index, journals)
 
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
-        """Remove logs without a row from the disk and `logs`; no transaction committed the logs."""
+        """Remove logs without a row, on disk and in `logs`: no transaction committed them."""
         for number in [number for number in logs if number not in rows]:
             # No index page points into this file, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
@@ -414,7 +417,7 @@ class Boot:
         self._env.failpoints.hit("boot.before_commit")
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
-            # Record the doubt now: a later start will not read the damaged part again.
+            # Store the verdict "suspect" now: a later start will not read the damaged part again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
         change = CheckpointChange(mark, batch.changes(), sealed, meta=meta)
         self._with_reserve(lambda: index.commit(change))
@@ -423,7 +426,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Return journals before the mark that the index does not list as sealed, to seal them."""
+        """Return the journals before the mark that are still to be sealed in the index."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -454,7 +457,8 @@ class Boot:
         try:
             return self._with_reserve(lambda: index.commit(change))
         except DiskFullError:
-            # The index does not know the new file yet; the next start creates another file.
+            # The index does not know the new journal file yet: remove it. The next start creates
+            # another file.
             w.close()
             self._env.disk.unlink(w.current.path)
             raise

@@ -70,7 +70,7 @@ BLOCK_HEADER_SIZE_BYTES = 40
 NONCE_SIZE_BYTES = 16
 ALIGNMENTS_BYTES = (512, 1024, 2048, 4096)
 BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024
-"""A larger body length means damage: the writer ends a block near 8 MiB."""
+"""The largest valid body length; a larger one means damage: writers end a block near 8 MiB."""
 
 _FILE_HEADER = struct.Struct("<8sIIQ16sI")
 _BLOCK_HEADER = struct.Struct("<4sHHIIQQI")
@@ -139,8 +139,8 @@ def decode_file_header(data: BytesLike) -> FileHeader:
     """Decode the file header at the start of `data`, which may be longer than a header.
 
     Raises:
-        FormatError: the data is another kind of file, of a newer version, or damaged. The message
-            gives the reason.
+        FormatError: the data is not the header of a bookie's file, a newer version wrote it, or it
+            is damaged. The message gives the reason.
     """
     if len(data) < FILE_HEADER_SIZE_BYTES:
         raise FormatError(f"a file of {len(data)} bytes is shorter than a file header")
@@ -179,7 +179,7 @@ def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
 
 
 def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
-    """Parse the block header at the start of `data`; None if invalid, or a block of another file.
+    """Parse the block header at the start of `data`; None if invalid, or if of another file.
 
     The body is not checked: the caller must compare the :func:`body_crc` of the body with the
     checksum in the header.
@@ -239,7 +239,7 @@ class BlockArrays:
     durable_upto: npt.NDArray[np.uint64]
     body_crcs: U32
     body_seeds: U32
-    """The checksum of nonce and sequence, which the body's checksum continues."""
+    """The checksum of nonce and sequence: the start value for the checksum of the body."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -249,7 +249,7 @@ class BlockArrays:
 
 
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:
-    """Parse the leading blocks of `data` with valid headers and with bodies inside `data`.
+    """Parse the leading block headers of `data`, up to an invalid header or an incomplete body.
 
     The result is None if the first block is invalid or has unknown flags; `parse_block_header` then
     raises an error for the flags. The checksums of bodies are not checked.
@@ -285,7 +285,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """Keep the chain of blocks from offset 0 on; the other offsets are inside bodies of blocks."""
+    """Keep the blocks that form a chain from offset 0 on; other offsets are inside block bodies."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:

@@ -70,19 +70,19 @@ _FENCED, _LIMBO, _KEY_KNOWN, _DELETED, _RECLAIMED = 1, 2, 4, 8, 16
 
 
 class FileState(enum.IntEnum):
-    """The state of a file: an open file may still grow, a sealed file may not."""
+    """The state of a file: an open file can still grow, a sealed file cannot."""
 
     OPEN = 0
     SEALED = 1
 
 
 class HeldIn(NamedTuple):
-    """Files that may hold entries of a deleted ledger: lowest and highest number of each kind."""
+    """For each kind of file, the range of file numbers that may hold a deleted ledger's entries."""
 
     journals: tuple[int, int] = (0, 0)
-    """The lowest and highest journal; (0, 0) if unknown, as in rows of an older version."""
+    """The lowest and highest journal number; (0, 0) if unknown, as in rows of an older version."""
     logs: tuple[int, int] = (0, 0)
-    """The lowest and highest entry log; (0, 0) if no log holds entries of the ledger."""
+    """The lowest and highest entry log number; (0, 0) if no log holds entries of the ledger."""
 
 
 NOT_KNOWN = HeldIn()
@@ -106,7 +106,7 @@ class LedgerIndexRow:
     entries: int = 0
     payload_bytes: int = 0
     held_in: HeldIn = NOT_KNOWN
-    """Files that may hold entries of a deleted ledger, whose entry counts are 0."""
+    """For a deleted ledger: the files that may hold its entries; its entry counts are 0."""
     reclaimed: bool = False
     """True if acknowledged entries were removed from this bookie.
 
@@ -114,7 +114,7 @@ class LedgerIndexRow:
     """
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """Return a copy of the row with other counts and without `held_in`, in a fast way."""
+        """Return, quickly, a copy of the row with these counts and without `held_in`."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -142,7 +142,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """The index has all records before `offset` of this journal file; the mark never moves back."""
+    """A place in the journal: the index has all records before it. The mark never moves back."""
 
     file_number: int
     offset: int
@@ -156,9 +156,9 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def ledger_keys_above(after: int) -> bytes:
-    """Return the lowest possible key of a ledger above `after`.
+    """Return the lowest possible key of a ledger whose id is above `after`.
 
-    For -1 the key is empty, so that a range from this key includes truncated keys.
+    If `after` is -1, the key is empty, so that a range from this key includes truncated keys.
     """
     return b"" if after == NO_ENTRY else ledger_key(after + 1)
 

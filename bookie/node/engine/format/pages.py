@@ -1,7 +1,7 @@
 """Index pages: each page holds the places of 64 neighbouring entries of a ledger.
 
 The key of page ``entry id >> 6`` is {ledger id u64, page number u64}, both big endian. So the pages
-of a ledger are adjacent and in id order.
+of a ledger are adjacent, in the order of their entry ids.
 
 The value is {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the
 key, so that a page under another page's key fails the check. Slot ``entry id & 63`` is {file number
@@ -53,7 +53,7 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
     """Return the ledger id and the page number in the key of a page.
 
     Raises:
-        FormatError: the key has another size, or ids out of range.
+        FormatError: the key has a wrong size, or an id in it is out of range.
     """
     if len(key) != PAGE_KEY_SIZE_BYTES:
         raise FormatError(f"a page key has {len(key)} bytes instead of {PAGE_KEY_SIZE_BYTES}")

@@ -70,7 +70,7 @@ class RecordArrays:
 
     offsets: Ids
     ledger_ids: Ids
-    """The ledger of each entry; this array and the next six have one value for each entry."""
+    """The ledger id of each entry; this array and the next six have one value for each entry."""
     entry_ids: Ids
     sizes: Ids
     packets: Ids
@@ -81,10 +81,10 @@ class RecordArrays:
     header_entry_ids: Ids
     """The entry id in the header of each entry's packet."""
     payloads: Ids
-    """The offset of each record's payload; this array and the next two: one per ENTRIES record."""
+    """The offset of each payload; this array and the next two have one value per ENTRIES record."""
     payload_sizes: Ids
     payload_crcs: U32
-    """The checksum of each payload, which the add request contained."""
+    """The checksum of each payload, as the add request contained it."""
     others: tuple[Record, ...]
     """The records that hold no entries, in order."""
 
@@ -118,9 +118,9 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
     """Return the offsets of the records of many blocks in `data`, block by block.
 
     Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. Each step handles one
-    record of every block: step 1 the first records, step 2 the second records, and so on. With too
-    few blocks, these steps would be slow, and the result is None. The result is also None if the
-    records of a block do not fill the block.
+    record of every block: step 1 handles the first record of each block, step 2 the second record,
+    and so on. If there are too few blocks, these steps would be slow; then the result is None. The
+    result is also None if the records of a block do not fill it exactly.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
@@ -143,7 +143,8 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
             here += RECORD_HEADER_SIZE_BYTES
     except IndexError:
         return None
-    # Positions only increase, so each position was inside its block.
+    # Positions only increase. So if the last position is the end of the block, all positions were
+    # inside the block.
     filled = (at == ends[order]) | (counts[order] == 0)
     return offsets if bool(filled.all()) else None
 
@@ -152,7 +153,8 @@ def _record_offsets(body: memoryview, count: int) -> Ids | None:
     """Return the offsets of the records; None unless the records fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
-        # Single appends of one size: if all records have one length, the offsets need no loop.
+        # If all records have the same length, as after single appends of one size, no loop is
+        # needed.
         stride = size // count
         rows = np.ndarray((count, 2), np.dtype("<u4"), buffer=body, strides=(stride, 4))
         if bool((rows[:, 1] == stride - RECORD_HEADER_SIZE_BYTES).all()):
@@ -250,7 +252,7 @@ def _lone_entries(
     packets = at + _HEAD.itemsize + _U32.itemsize
     if not (
         bool((heads["payload_length"] == sizes).all())
-        # A record of one entry has no steps, with or without the flag CONTIGUOUS.
+        # A record of one entry has no id differences (steps), with or without the flag CONTIGUOUS.
         and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
         and _are_sound(heads)
         and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES

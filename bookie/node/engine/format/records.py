@@ -144,7 +144,7 @@ Record = (
 
 
 def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) -> bytes:
-    """Encode an ENTRIES record without its payload; the writer appends `batch.payload`.
+    """Encode an ENTRIES record without its payload; the caller appends `batch.payload`.
 
     The caller has checked the bounds of the batch.
     """
@@ -219,8 +219,8 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
     Entries are views of `body`, so no bytes are copied.
 
     Raises:
-        FormatError: (while iterating) an unknown type or flag, a length out of bounds, inconsistent
-            numbers, or a wrong count of records.
+        FormatError: (while iterating) a record has an unknown type or flag, a length out of bounds
+            or inconsistent numbers, or the count of records is wrong.
     """
     at = 0
     for _ in range(count):

@@ -1,17 +1,17 @@
-"""Decides if an invalid block after the readable part of a file is torn or corrupt.
+"""Decides if the invalid block after the readable part of a file is torn or corrupt.
 
 Replay reads a file's blocks in order until the block at some offset X is invalid. If the invalid
 block was never synced, the bookie acknowledged none of its content: the tail is **torn**, and the
 file ends at X. If the invalid block was synced, acknowledged entries or fences are lost: this is
-**corruption**. After corruption, a ledger must be checked before the bookie may deny an entry of
-the ledger. A wrong verdict loses data or availability.
+**corruption**. After corruption, the bookie must check a ledger before it may say that an entry of
+the ledger does not exist. A wrong verdict loses data or availability.
 
 Three witnesses (facts on disk) can prove that the block at X was synced. Each witness is written
 only after the sync that it proves:
 
 - the **mark** in the index, if the mark is above X. A checkpoint syncs the file up to the mark.
 - a **later block** of the same file, found at any block boundary. The later block says that the
-  file was synced beyond X when the block was written.
+  file was synced beyond X when this later block was written.
 - the **successor**. The first block of the next file says that this file ends above X. A file is
   synced before the next file is started.
 

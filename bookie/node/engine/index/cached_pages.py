@@ -3,7 +3,8 @@
 Only the event loop uses the cache. A cached page may lack changes only while these changes are in a
 memtable. So when an index transaction ends, the event loop drops the cached pages of the changed
 ledgers, before it drops the memtable or a file. A look-up that began before the end of the
-transaction may have read old pages. The cache refuses the pages of a look-up with an old stamp.
+transaction may have read old pages. So each look-up reads the stamp first, and the cache refuses
+its pages if the stamp has changed since then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Removes deleted ledgers from the index: first their pages, then their rows.
 
 **Pages.** The ``meta`` table has a record for each deleted ledger that still has pages. The name of
-the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
+the record contains the ledger id. A damaged name could lead to the removal of another ledger's
 pages. Therefore the value of the record is a CRC32C of its name; a record of an older version has
 an empty value. Also, pages are removed only if the ledger's row says that the ledger was deleted;
 the row has its own checksum. The row and the record are written in one transaction, and the row is
@@ -9,7 +9,7 @@ never removed before the record.
 
 **Rows.** A row that says "deleted" makes the bookie refuse late adds, and keeps a replay from
 restoring the ledger. The row names the lowest and highest journal, and the lowest and highest log,
-that may hold entries of the ledger. The row may be removed when
+that may hold entries of the ledger. The row may be removed if all these conditions are true:
 
 - all pages of the ledger are removed;
 - the named files are gone, so a replay or a rebuild finds no entry of the ledger;
@@ -50,7 +50,7 @@ from bookie.node.engine.format.pages import decode_pages, page_key
 from bookie.node.engine.index.slot_writer import SlotWriter
 
 META_DELETING = b"deleting/"
-"""The prefix of ``meta`` names of deleted ledgers with pages; the ledger's key follows it."""
+"""The prefix of the ``meta`` names of deleted ledgers with pages; the ledger id follows it."""
 
 PAGES_DELETED_MAX = 256
 """The largest number of pages of deleted ledgers that one transaction removes.
@@ -73,7 +73,7 @@ def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
 def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]:
     """Return the ``meta`` names and values of deleted ledgers with pages, damaged names included.
 
-    A truncated name sorts before all complete names.
+    The search begins before the prefix, because a truncated name sorts before all complete names.
     """
     return txn.range("meta", META_DELETING[:2], _END, count_max)
 
@@ -111,7 +111,7 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
     if data is None:
-        # A flipped bit in a key hides its row, which is then next to its proper place.
+        # If a bit of its key is flipped, the row is not found, but it is next to its proper place.
         for near, value in txn.around("ledgers", key):
             if is_row(key, value):
                 raise ChecksumError(f"the row of ledger {ledger_id} has the key {near.hex()}")
@@ -125,7 +125,7 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
 def delete_pages(
     txn: WriteTransaction, slots: SlotWriter, files: Mapping[int, FileRow | None]
 ) -> tuple[list[int], bool]:
-    """Remove some pages of deleted ledgers; return these ledgers, and True if pages are left.
+    """Remove some pages of deleted ledgers; return these ledgers, and True if more may be left.
 
     The files to which the removed pages pointed are added to the ledgers' rows. `files` contains
     the row of each file, which shows the file's kind.
@@ -204,7 +204,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """Return the file ranges that cover `known` and `more`; an unknown `known` stays unknown."""
+    """Return the file ranges that cover `known` and `more`; `NOT_KNOWN` if `known` is unknown."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))
@@ -217,7 +217,7 @@ def _join(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
-    """Add files to the row of a deleted ledger; do not change other rows."""
+    """Add files to the row of a ledger if the ledger was deleted; otherwise change nothing."""
     data = txn.get("ledgers", ledger_key(ledger_id))
     row = LedgerIndexRow() if data is None else decode_ledger_row(ledger_id, data)
     if row.deleted_at_ms is not None:

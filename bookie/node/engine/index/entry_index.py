@@ -87,9 +87,9 @@ META_MISSING_FILES = b"missing_files"
 
 INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
-"""Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
+"""Durable data is damaged or missing; some ledgers that may lack entries are not in limbo yet."""
 INTEGRITY_IN_LIMBO = b"in limbo"
-"""Every ledger in doubt is in limbo, or the damage cannot make the bookie deny an entry."""
+"""Each ledger that may lack entries is in limbo, or the damage makes the bookie deny no entry."""
 _INTEGRITY_OF = {
     INTEGRITY_SOUND: INTEGRITY_SOUND,
     INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
@@ -109,8 +109,8 @@ PAGES_CLEARED_MAX = 10_000
 class LedgerChange:
     """The changes of one ledger in one checkpoint.
 
-    `row` holds the flags and the bounds of the ids. The counts of `row` are ignored: the
-    transaction computes them from the slots that it changes.
+    `row` contains the ledger's flags and the bounds of its entry ids. The counts of `row` are
+    ignored: the transaction computes them from the slots that it changes.
     """
 
     ledger_id: int
@@ -123,9 +123,9 @@ class CommitResult:
     """The results of an index transaction."""
 
     counts: dict[int, tuple[int, int]]
-    """Maps a ledger id to the number of its entries and of their bytes in the index."""
+    """Maps a ledger id to the number of its entries in the index, and the number of their bytes."""
     dead_files: tuple[int, ...]
-    """Sealed files below the mark into which no slot points."""
+    """Numbers of the sealed files below the mark's file into which no slot points."""
     pages: int
     deletions_left: bool
     """True if a later transaction must remove more pages of deleted ledgers."""
@@ -148,7 +148,7 @@ class CheckpointChange:
     """Numbers of files that were unlinked; the transaction removes their rows."""
     meta: dict[bytes, bytes] = field(default_factory=dict)
     newest_journal: int = 0
-    """The journal in use when the ledgers' rows were copied; 0 means the file of the mark."""
+    """The number of the journal in use when the rows were copied; 0 means the mark's file."""
 
 
 class Index:
@@ -264,9 +264,10 @@ class Index:
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
         """True if the ledger's row shows that the index must have the entry.
 
-        The row shows this if the row counts an entry for every id within its bounds. The caller did
-        not find the entry, so True means that the entry's page was lost. A ledger that is striped
-        over more bookies than its write quorum has gaps, so the result is False.
+        The row shows this if its entry count equals the number of ids within its bounds. The caller
+        did not find the entry, so True means that the entry's page was lost. If the ensemble of a
+        ledger is larger than its write quorum, this bookie's entries have gaps, so the result is
+        False.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -389,8 +390,8 @@ class Index:
         """Register a log; point slots to the log if they still point to the entries' old places.
 
         The change is one durable transaction, which does not move the mark. Only the last
-        transaction of a log reports dead files, because earlier the log itself may have no live
-        byte. Raises like `commit`.
+        transaction of a log reports dead files, because before that, the log itself may have no
+        live bytes. Raises like `commit`.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
@@ -497,7 +498,8 @@ class _Commit:
     def move(self, entries: MovedEntries, number: int) -> None:
         moved, pages = move_slots(self._txn, entries, number)
         if not moved.all():
-            # The ledger may have been deleted since its entries were copied into the log.
+            # If the ledger was deleted after its entries were copied into the log, its row must
+            # name the log.
             note_held(self._txn, entries.ledger_id, HeldIn(logs=(number, number)))
         sizes = entries.sizes[moved]
         self.slots.count_live(entries.old_files[moved], sizes, -1)

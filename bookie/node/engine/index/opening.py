@@ -51,8 +51,8 @@ def open_index(
 ) -> Index:
     """Open the index, or create an empty index; the name of its file is durable on return.
 
-    With `trusted`, the caller knows that the index was closed in an orderly stop, and the pages of
-    the index are not checked.
+    `trusted` means: the caller knows that the index was closed in an orderly stop. Then the pages
+    of the index are not checked.
 
     Raises:
         CorruptionError: the files in the index directory are not an index.
@@ -62,7 +62,7 @@ def open_index(
     index = Index(store)
     try:
         # The store syncs its file, but not the file's name. Sync at each start, because the process
-        # that created the file may have been killed before this line.
+        # that created the file may have been killed before it reached this line.
         environment.disk.sync_directory(directories.index)
     except OSError:
         index.close()

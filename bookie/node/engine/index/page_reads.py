@@ -33,7 +33,7 @@ from bookie.node.engine.format.pages import (
 )
 
 PAGES_TRIED_MAX = 4096
-"""The widest range of pages in which each page number is tried for a damaged neighbour."""
+"""The widest range in which each page number is tried as the original key of a damaged page."""
 
 
 def stored_pages(
@@ -42,7 +42,8 @@ def stored_pages(
     """Return up to `pages_max` pages of the ledger from `first_page` to `last_page`, unchecked.
 
     Raises:
-        ChecksumError: a page is stored under another key, or, in a wide range, may be.
+        ChecksumError: a page of the range is stored under a wrong key. If the range is wide, each
+            damaged page beside it counts as such a page.
     """
     start, stop = page_key(ledger_id, first_page), page_key(ledger_id, last_page + 1)
     pairs = txn.range("locations", start, stop, pages_max)
@@ -139,7 +140,7 @@ def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> N
 
 
 def first_ledger_with_pages(store: KeyValueStore, after: int) -> int | None:
-    """Return the lowest ledger id above `after` with pages; raise FormatError for a bad key."""
+    """Return the lowest ledger id above `after` that has pages; raise FormatError for a bad key."""
     with store.read() as txn:
         pairs = txn.range("locations", ledger_keys_above(after), _BEHIND_ALL, 1)
     return parse_page_key(pairs[0][0])[0] if pairs else None

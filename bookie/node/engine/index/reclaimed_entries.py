@@ -1,23 +1,23 @@
 """Removes the entries of a ledger from the index; the ledger keeps its row, key and fence.
 
 A deletion of a ledger is final: its journal record makes the bookie refuse every later add, even
-after a replay. But reclaimed copies may have to be stored again. So the removal of such copies
-writes nothing into the journal and keeps the row; only slots are removed. Later adds to the ledger
-are handled like adds to any other ledger. The ledger stays fenced, because a fenced writer may
-still send entries.
+after a replay. But copies that were reclaimed, because no metadata named this bookie for them, may
+have to be stored again. So the removal of such copies writes nothing into the journal and keeps the
+row; only slots are removed. Later adds to the ledger are handled like adds to any other ledger. The
+ledger stays fenced, because a fenced writer may still send entries.
 
 **Removed entries stay removed.** A replay begins at the mark. The caller ensures that all entries
 of the ledger are before the mark. A compaction moves only entries to which a slot points. A rebuild
 of a lost index reads whole files, and may restore removed entries until compaction has freed their
-bytes. Restored entries are intact copies of a closed ledger. No metadata names the restored
-entries, so the bookie reclaims the entries again.
+bytes. Restored entries are intact copies of a closed ledger. No metadata names this bookie for
+these entries, so the bookie reclaims them again.
 
-After a removal, the row has a flag that entries were removed (`LedgerIndexRow.reclaimed`). The
-bookie denies no entry of a ledger with this flag. If metadata names removed copies again, the
-integrity check puts the ledger in limbo. A rebuild of a lost index loses the flag `reclaimed`,
-because no record contains it. After the rebuild, only the ledgers whose metadata names the bookie
-at that time enter limbo. If the metadata store is restored from an older state after the rebuild,
-the bookie may deny removed entries.
+After a removal, a flag in the row says that entries were removed (`LedgerIndexRow.reclaimed`). For
+a ledger with this flag, the bookie never says that an entry does not exist. If the metadata names
+this bookie for removed entries again, the integrity check puts the ledger in limbo. A rebuild of a
+lost index loses the flag `reclaimed`, because no record contains it. After the rebuild, only the
+ledgers whose metadata names the bookie at that time enter limbo. If the metadata store is restored
+from an older state after the rebuild, the bookie may deny removed entries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bookie.node.engine.index.slot_writer import SlotWriter
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntries:
-    """The result of one transaction: the new row of the ledger, and the removed amounts."""
+    """The result of one transaction: the ledger's new row, and the removed entries and bytes."""
 
     row: LedgerIndexRow
     entries: int

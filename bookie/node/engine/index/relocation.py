@@ -32,7 +32,7 @@ class MovedEntries:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """All entries that one new log copied from older files."""
+    """All entries that were copied from older files into one new log."""
 
     number: int
     path: str
@@ -50,7 +50,7 @@ class Relocation:
             entries += len(item.ids)
             if entries >= entries_max:
                 yield replace(self, moved=part, deleted=deleted)
-                # The first part has all deletions.
+                # Only the first part contains the ids in `deleted`.
                 part, entries, deleted = [], 0, ()
         if part or not self.moved:
             yield replace(self, moved=part, deleted=deleted)
@@ -58,9 +58,9 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class FoundSlots:
-    """The slots of some ids of one ledger, and the pages that hold them.
+    """The slots of some entry ids of one ledger, and the pages that contain these slots.
 
-    `slots` may be written to; `present` marks the ids that have a page.
+    The caller may change `slots`; `present` is True for each id that has a page.
     """
 
     numbers: Ids
@@ -69,7 +69,7 @@ class FoundSlots:
     at: Ids
     """Position of each id's page in `numbers`; any valid position if the page is missing."""
     where: Ids
-    """The number of each id's slot in its page."""
+    """The position of each id's slot in its page: 0 to 63."""
     present: npt.NDArray[np.bool_]
 
     def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from bookie.node.engine.memtable import PART_ENTRIES, LocationTable, concatenate
 
 
 class SlotWriter:
-    """Writes slots in one transaction, and counts how the live bytes of files change."""
+    """Writes slots in one transaction, and counts by how much each file's live bytes change."""
 
     def __init__(self, txn: WriteTransaction) -> None:
         self._txn = txn
@@ -38,8 +38,8 @@ class SlotWriter:
     ) -> tuple[Ids, Ids]:
         """Write the table of each ledger; return each ledger's gain in entries and in bytes.
 
-        The ledger ids must be in ascending order. `last_entry_ids` has each ledger's last id in the
-        index: no page exists above the page of this id.
+        The ledger ids must be in ascending order. `last_entry_ids` holds, for each ledger, the
+        highest entry id in the index: the ledger has no page above the page of this id.
 
         Raises:
             ChecksumError: a page that had to be changed is damaged.
@@ -71,7 +71,7 @@ class SlotWriter:
         entries: Ids,
         sizes: Ids,
     ) -> None:
-        """Write `parts` (ledger position and table); add the gains to `entries` and `sizes`."""
+        """Write `parts` (pairs: ledger position, table); add the gains to `entries` and `sizes`."""
         positions = np.array([position for position, _ in parts], np.int64)
         lengths = np.array([len(table.ids) for _, table in parts], np.int64)
         begins = np.cumsum(lengths) - lengths

@@ -1,1 +1,1 @@
-"""The journal, in which every entry becomes durable first."""
+"""The journal: the bookie first makes every entry durable in it."""

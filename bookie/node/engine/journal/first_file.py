@@ -1,4 +1,4 @@
-"""Creates the first journal file of a start, and removes unused files of failed starts."""
+"""Creates the first journal file of each start, and removes unused files of failed starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def create_first_journal(
 
 
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
-    """Unlink unused files of starts that failed at their commit; remove them from `journals`.
+    """Unlink unused files left by starts that failed at their commit; remove them from `journals`.
 
     Without this removal, repeated failed starts would fill the device. The oldest unused file is
     kept: if the previous file was cut, the unused file proves that the journal continued.

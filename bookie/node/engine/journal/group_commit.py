@@ -48,17 +48,19 @@ from bookie.telemetry import Metrics
 _LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
 
 _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
-"""An upper bound of the bytes that a block, its idle marker and spare room need besides records."""
+"""An upper bound of the room for a block without its records: header, link and padding of the
+block, its idle marker and the spare room."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
-"""Fewer than IOV_MAX (1024), so that one system call writes a block."""
+"""The largest number of buffers in a block: below IOV_MAX (1024), so one system call writes it."""
 
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
-"""Journal file sizes to try, in this order, on a full device: fences need little room."""
+"""The sizes of a new journal file to try, in this order, on a full device; fences need little
+room."""
 
 
 SMALL_BLOCK_BYTES_MAX = 16 * 1024
-"""The largest block behind which zeros are written; larger blocks would replace few of them."""
+"""The size of the largest block behind which zeros are written; few larger blocks fit into them."""
 
 _ZEROS = bytes(64 * 1024)
 
@@ -100,11 +102,12 @@ class JournalRequest:
     offset: int = 0
     """The offset of the request's first record in the file."""
     mark: Mark | None = None
-    """The end of the block that a BARRIER ends; None for other kinds."""
+    """For a BARRIER, the end of its block; None for other kinds of requests."""
     error: BookieError | None = None
     """The error if the request was refused, or if the engine failed.
 
-    No record of a refused request was written. If the engine failed, the records may be written.
+    No record of a refused request was written. If the engine failed, the records may have been
+    written.
     """
 
 
@@ -122,7 +125,7 @@ class BlockFigures:
     """The total time of the syncs; None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Update the metrics; `handback_seconds` passed before the event loop got the report."""
+        """Update the metrics; the report took `handback_seconds` to reach the event loop."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -145,9 +148,9 @@ class BlockDone:
     durable_upto: int
     """The offset up to which the current journal file is durable."""
     rolled: tuple[SealedFile, ...] = ()
-    """Journal files that got their last block since the last report."""
+    """Journal files that were completed since the previous report: they get no more blocks."""
     created: tuple[tuple[int, str], ...] = ()
-    """Number and path of each journal file that was created since the last report."""
+    """Number and path of each journal file that was created since the previous report."""
     figures: BlockFigures = field(default_factory=BlockFigures)
     """Times and sizes of the block, from which the event loop updates the metrics."""
 
@@ -159,7 +162,7 @@ class _OpenJournal(BlockFile):
     """The allocated size in bytes; a write within this size needs no new space."""
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
-    """True after a roll, until the first block: the file must keep its reserved room."""
+    """True from a roll until the first block in the new file; meanwhile the file keeps its room."""
     zeros_upto: int = 0
     """The offset up to which small blocks replace zeros that were written before."""
     synced_zeros_upto: int = 0
@@ -169,10 +172,11 @@ class _OpenJournal(BlockFile):
     def zeros_behind(self, end: int) -> bytes:
         """Return the zeros to write behind the next block, which ends at `end`.
 
-        ext4 commits its own journal with each sync of a block in new space, even if the space was
-        allocated. A block that replaces zeros needs no such commit. So a small block in new space
-        is written together with the space of the next small blocks, which doubles the bytes of
-        small blocks. Measured on ext4, 4 KiB a block: a sync takes 89 instead of 133 µs.
+        With each sync of a block in space that was never written, ext4 also commits its own
+        journal, even if the space was allocated. A block that replaces zeros needs no such commit.
+        So a small block in new space is written together with zeros for the next small blocks. The
+        zeros double the written bytes of small blocks. Measured on ext4, 4 KiB a block: a sync
+        takes 89 instead of 133 µs.
         """
         if end <= self.synced_zeros_upto:
             return b""
@@ -224,7 +228,7 @@ class JournalWriter:
     ) -> Mark:
         """Begin with a new journal file that has its final name; return the mark at its start.
 
-        `size_bytes` of the file are allocated; the file grows up to the size of a journal file. The
+        `size_bytes` of the file are allocated; the file grows up to `journal_file_bytes_max`. The
         first block will contain `link`, which names the preceding journal file.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
@@ -273,7 +277,7 @@ class JournalWriter:
             self._is_open = False
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        # Make one pass and few calls, because a single append waits for each call.
+        # Use one pass and few function calls, because each call delays a single append.
         self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
         size, synced, appends_only = _summary(requests)
         accepted = requests
@@ -451,7 +455,7 @@ class JournalWriter:
         journal.in_place = False
 
     def _first_allocation(self, needed: int) -> int:
-        """Return the first size of a new file, with room for `needed` bytes of blocks.
+        """Return the initial size of a new file that has room for `needed` bytes of blocks.
 
         A block that is too large for a normal file gets a larger file, which holds only this block.
         """
@@ -493,7 +497,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, True if a sync is needed, and True if all are appends."""
+    """Return the total size of the records, "a sync is needed", and "all requests are appends"."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes

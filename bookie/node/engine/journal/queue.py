@@ -20,7 +20,7 @@ class JournalQueue:
         self._clock = clock
         self.worker: BatchWorker[JournalRequest] | None = None
         self.pending: deque[JournalRequest] = deque()
-        """Requests that the journal thread has, oldest first."""
+        """Requests that the journal thread got and has not completed, oldest first."""
         self.postponed: list[JournalRequest] = []
         """Requests to hand to the journal thread right before the next submitted request."""
         self.size_bytes = 0
@@ -47,8 +47,8 @@ class JournalQueue:
     def submit_with_next(self, request: JournalRequest) -> None:
         """Queue `request` in order; the journal thread gets it with the next submitted request.
 
-        Use this method for unsynced requests without a waiter. With `submit`, such a request could
-        wake the journal thread and need a block of its own.
+        Use this method for unsynced requests whose completion nobody awaits. With `submit`, such a
+        request could wake the journal thread and need a block of its own.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
             self.postponed.append(request)

@@ -1,7 +1,7 @@
 """Compaction copies live entries of files with much garbage to a new log, and removes the files.
 
-A round of compaction considers all sealed files below the mark, lowest live share first. A round
-takes a file for one of these reasons:
+A round of compaction considers all sealed files before the file of the mark; files with the lowest
+live share come first. A round takes a file for one of these reasons:
 
 - the live share of the file is below the minor threshold;
 - the live shares of the file and of all files together are below the major threshold;
@@ -49,10 +49,11 @@ LOG_OVERHEAD_BYTES = 1024 * 1024
 """An upper bound of the bytes that a log needs besides its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
-"""If memory has this many bytes of live entries, the entries are sorted and written as one log."""
+"""When this many bytes of live entries are in memory, they are sorted and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
-"""A file with less garbage is compacted only by force, for the journal budget, or if small."""
+"""A file with less garbage is compacted only if forced, if small, or if journals exceed their
+budget."""
 
 SMALL_FILES_MIN = 16
 """If there are at least this many small files, a round merges them, whatever their live share."""
@@ -76,7 +77,8 @@ class EngineCalls:
     failing: Callable[[], AbstractContextManager[None]]
     """Returns a context manager that handles errors for the engine."""
     is_full: Callable[[], bool]
-    """Returns True if new entries are refused, on a full device or for another reason."""
+    """Returns True if the bookie refuses new entries, because a device is full or for another
+    reason."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
     """Reports to the page cache the file, offset and size of bytes that were read or written."""
@@ -153,11 +155,13 @@ class Compactor:
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
-        """Bytes of each log besides entries; not garbage, because a new log has such bytes, too."""
+        """Maps a log to its bytes besides entries: not garbage, because a new log has such bytes,
+        too."""
         self._read_whole: set[int] = set()
         self._released = False
         self.forgets_before = 0
-        """Rounds may omit deletions older than this journal file; 0 means that none is omitted."""
+        """Rounds may omit rows of ledgers deleted before this journal file; 0 means that none is
+        omitted."""
         self.suspended = False
         """True if an operator stopped the rounds of compaction."""
         self.running = False
@@ -179,7 +183,7 @@ class Compactor:
     @settings.setter
     def settings(self, settings: StorageSettings) -> None:
         self._settings = settings
-        # The new settings may make a round worthwhile.
+        # Under the new settings, a round may find work even if no file has changed.
         self._seen = None
         self._interval.measure_again()
         self._rest.measure_again()
@@ -264,7 +268,8 @@ class Compactor:
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
-                # On a full device, write one log for each file: another log may be smaller.
+                # On a full device, write one log for each file: the log of another file may still
+                # fit.
                 try:
                     await self._flush(collected, report)
                 except DiskFullError as error:
@@ -272,7 +277,7 @@ class Compactor:
                     self._read_whole.discard(number)
         await self._flush(collected, report)
         await self._keep_damaged(report)
-        # This round did not consider entries that died while the round ran.
+        # The next round must look at the files again: entries may have died while this round ran.
         self._seen = None if chosen else (rows, mark)
         if full is not None:
             raise full
@@ -459,9 +464,9 @@ class Compactor:
     ) -> list[tuple[int, LedgerIndexRow]]:
         """Return the rows of these ledgers that the new log must hold.
 
-        A row with an old deletion is omitted if no file except the `emptied` files may hold entries
-        of the ledger. If the log repeated the old deletion, a rebuild would apply this deletion to
-        a later ledger with the same id.
+        A row with an old deletion is omitted if only the `emptied` files may still hold entries of
+        the ledger. If the log repeated the old deletion, a rebuild would apply this deletion to a
+        later ledger with the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}

@@ -1,9 +1,10 @@
 """Writes the log of a compaction: entries sorted by ledger and id, in large records.
 
 The log is an entry log like the log that a start writes. The log's first record is a LINK to the
-newest file from which the log took entries. A rebuild reads the log right after the file in the
-LINK, because journals with lower numbers than the log may have newer copies of entries. The log
-also has the ledgers' keys, fences, limbo, explicit LACs and deletions.
+newest file from which the log took entries. A rebuild reads the log right after the file that the
+LINK names. Journals with numbers between this file and the log may hold newer copies of entries, so
+they are read later. The log also records the ledgers' keys, fences, limbo, explicit LACs and
+deletions.
 
 A log gets its final name once all of its content is durable. A start removes a log that has no row
 in the index.
@@ -44,7 +45,8 @@ BLOCK_BYTES = 1024 * 1024
 """A block ends with the record that reaches this size; one step writes one block."""
 
 BLOCKS_PER_SYNC = 2
-"""Sync the log after this many blocks, because one long sync delays the journal's syncs."""
+"""The number of blocks between two syncs of the log; one long sync would delay the journal's
+syncs."""
 
 STATE_BYTES_MAX = 192
 """An upper bound of the bytes of `state_records` for one ledger, without its LAC packet."""
@@ -223,7 +225,7 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 def order_of(disk: Disk, number: int, path: str) -> int:
     """Return the number of the newest file whose entries this file holds.
 
-    For an entry log, this is the file in its LINK; otherwise the file itself.
+    For an entry log, this is the file that its LINK names; otherwise it is the file itself.
     """
     with closing(disk.open(path)) as file:
         try:

@@ -1,12 +1,12 @@
 """Removes all entries of a ledger, step by step, between checkpoints; the ledger stays known.
 
 Every step is one index transaction (`index/reclaimed_entries.py`). Right before each step, in the
-same turn of the event loop, a function of the caller decides if the step is allowed. For example,
-the function can check that the caller's lease is still valid. A transaction that has begun cannot
-be stopped. Therefore a concurrent listing of the ledger's entries waits for the end of the
+same turn of the event loop, a function of the caller decides whether the step is allowed. For
+example, the function can check that the caller's lease is still valid. A transaction that has begun
+cannot be stopped. Therefore a concurrent listing of the ledger's entries waits for the end of the
 transaction.
 
-After a crash between two steps, some of the entries are removed.
+After a crash between two steps, only a part of the entries is removed.
 """
 
 from __future__ import annotations

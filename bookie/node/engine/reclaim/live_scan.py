@@ -55,7 +55,7 @@ class Found:
 
 
 def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
-    """Read the file in small steps, each of which blocks; yield the findings of each step.
+    """Read the file in small, blocking steps; yield the findings of each step.
 
     The last item has `is_last` set, if the file was read to its end.
 
@@ -175,7 +175,7 @@ class _Ahead:
 
 
 def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]) -> Found:
-    """Return the live entries of these blocks, and the ledgers with other records."""
+    """Return the live entries in these blocks, and the ledgers that have other records in them."""
     found = Found()
     if not group.records:
         return found
@@ -213,7 +213,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:
-    """Join the packets at `starts` in this order; copy adjacent packets together."""
+    """Join the packets at `starts` in this order; copy adjacent packets as one piece."""
     ends = starts + sizes
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     begin = np.concatenate(([0], breaks))
