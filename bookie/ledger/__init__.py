@@ -11,14 +11,15 @@
 | `catalog` | records and ids in the metadata store, proofs of deletion |
 | `connection` | one connection per bookie and process; calls and their retries |
 
-**Machines.** `write.writer`, `recover.recovery` and `read.reader` are state machines without I/O:
-``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness. A
-machine measures time by `StartTimer` effects, each of which later brings a `TimerFired` event. The
-driver chooses new bookies and random numbers, and passes them to the machine. A step returns a list
-of effects, which the driver carries out *in order*. So drivers and simulator run every machine in
-the same way, and a recorded list of events reproduces a bug.
+**State machines.** `write.writer`, `recover.recovery` and `read.reader` are state machines without
+I/O: ``step(event) -> [effect]``. A state machine has no clock, socket, event loop or source of
+randomness. A state machine measures time by `StartTimer` effects, and each timer later sends it a
+`TimerFired` event. The driver chooses new bookies and random numbers, and passes them to the state
+machine. A call of `step` returns a list of effects. The driver carries out these effects *in
+order*. So drivers and the simulator run every state machine in the same way, and a bug can be
+reproduced from a recorded list of events.
 
-**Drivers** do the I/O of the machines: `write.handle`, `recover.driver`, `read.handle`. The drivers
-of one client run in one event loop. Drivers create their tasks in the task group of the
+**Drivers** do the I/O of the state machines: `write.handle`, `recover.driver`, `read.handle`. The
+drivers of one client run in one event loop. Drivers create their tasks in the task group of the
 `BookKeeper` object.
 """

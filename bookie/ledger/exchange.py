@@ -1,8 +1,8 @@
 """Events and effects that several state machines share: for timers, metadata and new bookies.
 
 A state machine starts a timer with `StartTimer` and later gets `TimerFired`. A second `StartTimer`
-restarts a running timer. A machine asks for one metadata operation at a time and gets one of
-`MetadataRead`, `MetadataWritten`, `MetadataConflict` and `MetadataFailed`.
+restarts a running timer. A state machine requests only one metadata operation at a time. The answer
+is a `MetadataRead`, `MetadataWritten`, `MetadataConflict` or `MetadataFailed`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.errors import BookieError
 from bookie.ledger.metadata import LedgerMetadata
 
 TimerId = tuple[str, int]
-"""Purpose and number of a timer; unique within its machine."""
+"""Purpose and number of a timer; this pair is unique within its state machine."""
 
 
 # -- effects ---------------------------------------------------------------------------------------
@@ -45,7 +45,10 @@ class ReadMetadata:
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Compare-and-set metadata; get `MetadataWritten`, `MetadataConflict` or `MetadataFailed`."""
+    """Compare-and-set the metadata.
+
+    The answer is `MetadataWritten`, `MetadataConflict` or `MetadataFailed`.
+    """
 
     metadata: LedgerMetadata
     version: int
@@ -93,7 +96,7 @@ class MetadataConflict:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """The metadata operation failed; if it was a write, the store may or may not have done it."""
+    """The metadata operation failed; a failed write may still have changed the store."""
 
     error: BookieError
 

@@ -42,10 +42,12 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 UNCLAIMED = "bookie.unclaimed"
-"""A key of custom metadata: the ledger was created without a writer, and has none yet (`claim`)."""
+"""The custom metadata key of a ledger that was created without a writer, and that no writer has
+claimed yet (`claim`)."""
 
 CREATE_ATTEMPTS_MAX = 10
-"""The most ids tried for a new ledger; another client may have chosen the same id itself."""
+"""The largest number of ids to try for a new ledger. An id may be in use, because another client
+chose it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ async def open_ledger_client(
 ) -> AsyncIterator[LedgerClient]:
     """Yield a connected client, with its view of bookies, its placement and its connections.
 
-    Without `names_writer`, the client's ledgers name no writer, so no auditor recovers these
-    ledgers automatically.
+    Without `names_writer`, the client's ledgers do not name their writer, so no auditor recovers
+    these ledgers automatically.
 
     Raises:
         ConfigurationError: a setting of the placement is wrong.
@@ -80,8 +82,7 @@ async def open_ledger_client(
     ):
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # The task group does not get the error of the block, because the group would wrap the
-        # error.
+        # Hide the error of the block from the task group, which would wrap it in an ExceptionGroup.
         steps.push_async_callback(tasks.__aexit__, None, None, None)
         settings = sources.settings()
         security = ChannelSecurity(settings.security)
@@ -104,7 +105,7 @@ async def open_ledger_client(
 
 
 class LedgerClient:
-    """A connected client's parts, and its operations on ledgers."""
+    """A connected client: its parts, and its operations on ledgers."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class LedgerClient:
         self._digest_least = digest_least
 
     async def _writer_id(self) -> str:
-        """Return this client's writer id, after its record is stored; "" if it has no record."""
+        """Store this client's writer record; return its writer id ("" if it has no record)."""
         return "" if self._writer_record is None else await self._writer_record.ensure()
 
     async def create(
@@ -222,8 +223,8 @@ class LedgerClient:
     ) -> ReaderHandle:
         """Open a ledger for reading; see `BookKeeper.open_ledger`.
 
-        Without `asks_for_lac`, the client asks no bookie for the LAC of an open ledger. Use a
-        reader without a LAC only for `read_acknowledged`.
+        Without `asks_for_lac`, the client asks no bookie for the LAC of an open ledger. Use such a
+        reader, which does not know the LAC, only for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
         self._admit(found.value, password)
@@ -245,7 +246,7 @@ class LedgerClient:
         _check_password((await self.ledgers.read(ledger_id)).value, password)
 
     async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerMetadata:
-        """Take a ledger from its writer and close it; return its final metadata.
+        """Fence a ledger's writer and close the ledger; return the ledger's final metadata.
 
         Raises the errors of `BookKeeper.open_ledger` with `recover`.
         """

@@ -23,8 +23,8 @@ named ``password`` holds the ledger key (:func:`bookie.entry.digest.derive_key`)
 password.
 
 The writer's id is stored as custom metadata of the name `WRITER`. So BookKeeper and older versions
-of bookie can read such metadata, and keep the id when they change other fields. `LedgerMetadata`
-has the id in the field `writer_id`, outside the custom metadata.
+of bookie can read such metadata, and they keep the writer's id when they change other fields. In
+`LedgerMetadata`, the id is the field `writer_id`, and not part of the custom metadata.
 
 Source: Apache BookKeeper's ledger metadata formats (version 3: BP-50).
 """
@@ -46,10 +46,10 @@ from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID, NO_ENTRY, is_valid_bookie_id
 
 LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
-"""The largest size of encoded metadata; every metadata store accepts larger values."""
+"""The largest size of encoded metadata; this is below the limits of all metadata stores."""
 
 CLOSING_BYTES_MAX = 24
-"""The most bytes that closing a ledger adds to its encoded metadata: two numbers."""
+"""The largest number of bytes that a close adds to the encoded metadata: two numbers."""
 
 WRITER = "bookie.writer"
 """The reserved name in stored custom metadata whose value is the writer's id."""
@@ -92,7 +92,8 @@ class LedgerMetadata:
     """The fragments in ascending order; the first starts at entry 0."""
     digest_type: DigestType = DigestType.CRC32C
     password_key: bytes = field(default=b"", repr=False)
-    """The ledger key (see `digest`); not in the repr, because the key allows a client to write."""
+    """The ledger key (see `digest`); not in the repr, because anyone who knows the key can write to
+    the ledger."""
     ctime_ms: int = -1
     """Creation time, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
@@ -101,7 +102,7 @@ class LedgerMetadata:
     """Payload bytes of a closed ledger; 0 if it is not closed."""
     custom_metadata: Mapping[str, bytes] = field(default_factory=dict)
     c_token: int = 0
-    """The random number of the attempt that created the ledger; it identifies this attempt."""
+    """The creation token: a random number that identifies the call that created the ledger."""
     writer_id: str = ""
     """The client that writes or wrote the ledger (`keys.writer`); empty if unknown."""
 
@@ -309,7 +310,8 @@ def _parse_text(body: bytes) -> LedgerMetadataFormat:
 
 
 def _complete(message: LedgerMetadataFormat) -> LedgerMetadataFormat:
-    # The parser accepts missing required fields and unknown states.
+    # Check required fields, because the parser accepts messages without them and with unknown
+    # states.
     if not message.IsInitialized():
         raise FormatError("its protobuf message lacks required fields")
     return message
@@ -354,7 +356,7 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
 
 
 def _text(value: object) -> str:
-    # The parser returns a string of an old message as bytes if the string is not UTF-8.
+    # For an old message, the parser returns a string that is not UTF-8 as bytes.
     if not isinstance(value, str):
         raise FormatError("a name in its protobuf message is not UTF-8")
     return value

@@ -5,8 +5,8 @@ slots that start at ``e % E`` and wrap around. An entry is acknowledged when any
 write set have stored it. Entries with the same ``e % E`` share a write set, and form a **class**.
 With E == Qw all classes have the same write set, so there is only one class.
 
-Sets of slots are bit masks: bit ``s`` is slot ``s``. A quorum test is then one AND and one bit
-count. A mask is a plain value that can be stored, compared and printed.
+Sets of slots are bit masks: bit ``s`` is slot ``s``. So a test for a quorum needs only one AND and
+one bit count. A mask is a plain value that can be stored, compared and printed.
 
 Source: the BookKeeper protocol document, "Write quorums" and "Ack quorums"; `Quorum.covers` is the
 window rule of the section "Closing a ledger as a reader".
@@ -22,7 +22,8 @@ from bookie.errors import BadRequestError
 from bookie.ledger.metadata import LedgerMetadata
 
 ENSEMBLE_SIZE_MAX = 64
-"""The largest ensemble: far larger than useful ensembles, and its mask fits one machine word."""
+"""The size of the largest ensemble: more than any useful ensemble needs, and a mask of its slots
+fits into one machine word."""
 
 
 def mask_of(slots: Iterable[int]) -> int:
@@ -77,7 +78,8 @@ class Quorum:
 
     def __post_init__(self) -> None:
         ensemble, write, ack = self.ensemble_size, self.write_quorum_size, self.ack_quorum_size
-        # Python accepts a boolean as an integer, but the bytes of ledger metadata do not.
+        # Refuse booleans: Python accepts a boolean as an integer, but ledger metadata cannot encode
+        # it.
         whole = all(type(size) is int for size in (ensemble, write, ack))
         if not (whole and ENSEMBLE_SIZE_MAX >= ensemble >= write >= ack >= 1):
             raise BadRequestError(
@@ -101,7 +103,7 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """The number of denials in a write set that prove that an entry was not acknowledged."""
+        """The number of members whose denials prove that an entry is not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property
@@ -138,7 +140,8 @@ class Quorum:
     def is_acknowledged(self, acked: int, classes: Iterable[int]) -> bool:
         """True if the slots in `acked` contain an ack quorum of each class in `classes`.
 
-        A slot may be in `acked` only if the slot has stored all its entries of these classes.
+        A slot may be in `acked` only if it has stored all entries of these classes that it must
+        store.
         """
         needed = self.ack_quorum_size
         windows = self.windows

@@ -63,7 +63,8 @@ def run_from(first_entry_id: int, batches: Sequence[EntryBatch]) -> EntryBatch |
         return clipped if starts_there else None
     if not batches:
         return None
-    # `positions` counts packets over all batches; `unique` keeps the first packet of each id.
+    # `positions` are the packets' positions in all batches together; `unique` keeps the first
+    # packet of each id.
     ids, positions = np.unique(
         np.concatenate([batch.entry_ids() for batch in batches]), return_index=True
     )

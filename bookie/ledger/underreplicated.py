@@ -1,4 +1,4 @@
-"""Records of repair in the metadata store: ledgers that lack copies, and departing bookies.
+"""Formats of the repair records in the metadata store: ledgers that lack copies, departing bookies.
 
 Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
 ``bookie-underreplicated``, ``bookie-repair-lock``, ``bookie-repair-failure``, ``bookie-departure``
@@ -123,8 +123,8 @@ class Departure:
 
     bookie_id: str
     since_ms: int
-    """Time of the decision that the copies must move, in ms by the clock of the deciding
-    process."""
+    """Time when it was decided that the copies must move, in ms by the clock of the process that
+    decided it."""
 
 
 def encode_departure(departure: Departure) -> bytes:
@@ -148,7 +148,8 @@ class EndedRepair:
 
     ledger_id: int
     outcome: str
-    """See `RepairOutcome`; of several outcomes, the first failure, else the first change."""
+    """See `RepairOutcome`; if there were several outcomes, the first failure, or else the first
+    change."""
     entries: int
     """The number of copied entries; `packet_bytes` is the size of their packets."""
     packet_bytes: int

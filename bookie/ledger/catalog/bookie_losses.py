@@ -1,13 +1,14 @@
 """Forgets a bookie whose data is lost, unless the bookie may have had the last copy of an entry.
 
 To forget a bookie, `BookieLosses` deletes or replaces the bookie's cookie. No other bookie may be
-forgotten between the examination of the ledgers and the change of the cookie. Two concurrent calls
-could forget two bookies at once, because each call counts the copies of the other bookie. So each
-change of a cookie also writes the parent key of all cookies. The change fails if this key has
-another version than before the examination. So one of two concurrent changes fails. The caller of
-the failed change examines the ledgers again, and sees that the other bookie is lost.
+forgotten between the examination of the ledgers and the change of the cookie. Without this rule,
+two concurrent calls could forget two bookies, because each call counts copies on the bookie that
+the other call forgets. So each change of a cookie also writes the parent key of all cookies. The
+change fails if the version of this key has changed since the examination. So one of two concurrent
+changes fails. The caller of the failed change examines the ledgers again, and sees that the other
+bookie is lost.
 
-A cookie still exists after the disks of its bookie are lost. So if a bookie starts empty without an
+A cookie does not prove that its bookie's disks still exist. So if a bookie starts empty without an
 operator's command, only copies on registered bookies count. An operator can know which disks still
 exist, and may count the copies of all bookies with cookies.
 """
@@ -31,7 +32,7 @@ from bookie.metadata.versioned import Versioned
 
 
 class DataNotExpendableError(CookieError):
-    """The bookie may have the last copy of an entry; a later try may succeed."""
+    """Error: the bookie may have the last copy of an entry; a later attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class BookieLosses:
         )
 
     async def replace(self, examined: ExaminedLoss, cookie: Cookie) -> Versioned[Cookie]:
-        """Replace the last cookie of a bookie that starts empty.
+        """Replace the former cookie of a bookie that starts empty.
 
         Raises:
             BadVersionError: a cookie changed since `examine`; examine again.
@@ -147,7 +148,8 @@ class BookieLosses:
         bookie_id = examined.bookie_id
         await self._store.sync()
         await self.refuse_running(bookie_id)
-        # Read the cookies again, because a bookie may have put itself in doubt since `examine`.
+        # Read the cookies again, because a bookie may have marked its cookie as in doubt since
+        # `examine`.
         reliable = await self._reliable(live_only=examined.live_only)
         if lost := examined.reliable - reliable - {bookie_id}:
             went = "ended, " if examined.live_only else ""

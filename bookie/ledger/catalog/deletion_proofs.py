@@ -7,10 +7,11 @@ copy.
 
 The day in the key comes from the wall clock of the deleting process, and counts from 1970. Below
 the key of a day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKeeper
-can list many keys. If proofs are kept for a week, about eight days have proofs. So a few reads find
-the proof of a ledger, and one listing of the days finds old proofs.
+can list many keys. If proofs are kept for a week, proofs of about eight days exist. So the proof of
+a ledger is found by one read for each of these days. A listing of the days shows which proofs are
+old.
 
-A sweep removes the proofs of old days, and of days in the future. If a process that deletes or
+A sweep removes proofs whose day is too long ago, or is after tomorrow. If a process that deletes or
 sweeps has a wrong clock, the only effect is that a proof is removed too early. Without a proof,
 bookies treat the ledger as absent, and reclaim its space later.
 """
@@ -32,7 +33,7 @@ _DELETIONS_AT_ONCE = 100
 
 
 def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
-    """Return a put of the proof; the put fails if the ledger has a proof of the same day."""
+    """Return the operation that stores `proof`; it fails if a proof of the same day exists."""
     day = max(proof.deleted_at_ms // DAY_MS, 0)
     key = layout.under(keys.deletions_of(day)).key(ledger_id)
     return Put(key, encode_proof(proof), NOT_EXISTS)
@@ -79,12 +80,13 @@ async def sweep_proofs(
 
     Raises:
         MetadataUnavailableError: the store does not answer.
-        FormatError: a key among the proofs names no ledger.
+        FormatError: a key below ``deleted/<day>`` does not name a ledger.
     """
     today = now_ms // DAY_MS
     swept = 0
     for day in await find_days(store):
-        # A proof's age counts from the end of its day. Clocks differ, so tomorrow may have proofs.
+        # A proof's age counts from the end of its day. A process whose clock is fast may have
+        # written a proof with tomorrow's day.
         if day <= today + 1 and (day + 1) * DAY_MS + keep_seconds * 1000 > now_ms:
             continue
         found: list[Record] = []

@@ -26,7 +26,7 @@ FIRST_IDS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class LedgerSample:
-    """Some ledgers of a cluster: their number, and their lowest ids."""
+    """The number of some ledgers of a cluster, and the lowest ids of these ledgers."""
 
     count: int = 0
     first_ids: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Dependents:
     not_closed: LedgerSample = LedgerSample()
     """The ledgers among `named` that are open or in recovery."""
     last_copies: LedgerSample = LedgerSample()
-    """The ledgers among `named` of which the bookie may have the last copy of an entry."""
+    """The ledgers among `named` with an entry whose last copy may be on the bookie."""
     unreadable: LedgerSample = LedgerSample()
     """The ledgers with unreadable metadata; these ledgers may also depend on the bookie."""
 
@@ -67,11 +67,12 @@ class Dependents:
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
     """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    The result is True if Qa members of an entry's write set are lost, `bookie_id` among them.
+    The result is True if at least Qa members of an entry's write set, including `bookie_id`, are
+    lost.
 
     Args:
-        metadata: The metadata of the ledger. While the ledger is not closed, its last fragment
-            holds every later entry.
+        metadata: The metadata of the ledger. While the ledger is not closed, its last fragment has
+            no last entry.
         bookie_id: The bookie to be forgotten; it counts as lost, even if it is in `reliable`.
         reliable: The bookies whose copies count.
     """
@@ -129,7 +130,7 @@ async def find_dependents(
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.
-        FormatError: a key among the ledgers is not a ledger.
+        FormatError: a key below ``ledgers/`` does not name a ledger.
     """
     found, unreadable = Dependents(), LedgerSample()
 

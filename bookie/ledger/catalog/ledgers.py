@@ -1,8 +1,9 @@
 """Stores the metadata of ledgers, and changes it by compare-and-set.
 
-A create stores a random token, by which a client recognizes its own ledger if the store's reply was
-lost. A listing is complete or raises an error, because bookies delete the data of ledgers that a
-listing lacks. A deletion leaves a record that proves the deletion (`deletion_proofs`).
+A new ledger gets a random creation token. If the store's reply was lost, the client recognizes its
+own ledger by this token. A listing is complete or raises an error, because bookies delete the data
+of each ledger that is missing from a listing. A deletion leaves a record that proves the deletion
+(`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ class LedgerManager:
     ) -> Versioned[LedgerMetadata]:
         """Store the metadata of a new ledger; return the metadata with its creation token.
 
-        A creation token of 0 is replaced by a random token. A caller that chose its token may
-        repeat a create that ended in MetadataUnavailableError, with the same token.
+        A creation token of 0 is replaced by a random token. After MetadataUnavailableError, a
+        caller that chose the token itself may repeat the call with the same token.
 
         An id should be used once, because bookies may still hold entries of a former ledger with
-        the same id. A former writer may also know a version of the metadata, and could then change
-        the new ledger. While a proof shows that a ledger with this id was deleted, the id is
-        refused. After this proof is swept, only the ledger key distinguishes the former ledger from
-        the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id has no proof
-        of deletion.
+        the same id. The former ledger's writer may also know a version number of the metadata, and
+        could then change the new ledger. While the store has a proof that a ledger with this id was
+        deleted, the id is refused. After the proof is removed, only the ledger key distinguishes
+        the former ledger from the new ledger. Pass `is_fresh` for a new id of a
+        `LedgerIdGenerator`: such an id has no proof of deletion.
 
         Raises:
             LedgerExistsError: another ledger has the id, or a deleted ledger had the id.
@@ -100,7 +101,8 @@ class LedgerManager:
         layout = await self._read_layout()
         if await self._proofs([ledger_id]):
             raise _was_deleted(ledger_id)
-        # Another client with another clock may create and delete this ledger right now.
+        # Between the read and the transaction, another client may create and delete a ledger with
+        # this id. The clock of that client may show the day before or the day after.
         checks = [Check(key, NOT_EXISTS) for key in keys_of_today(layout, ledger_id, self._proof())]
         stats = await self._store.transaction([put, *checks])
         assert stats[0] is not None, "a put has a result"
@@ -174,13 +176,14 @@ class LedgerManager:
             try:
                 await self._store.transaction([delete, put])
             except KeyExistsError:
-                # Another ledger with this id was deleted earlier today.
+                # A proof of the same day exists: another ledger with this id was deleted earlier
+                # today.
                 await self._store.transaction([delete, replace(put, version=None)])
         except NoSuchKeyError as error:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
     async def deletion(self, ledger_id: int, version: int) -> tuple[Operation, Operation]:
-        """Return operations that delete a ledger with `version`, as part of a larger transaction.
+        """Return the operations of a larger transaction that delete a ledger with `version`.
 
         The transaction raises BadVersionError if the ledger has another version, and NoSuchKeyError
         if the ledger does not exist.
@@ -219,7 +222,7 @@ class LedgerManager:
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
-            FormatError: a key among the ledgers is not a ledger.
+            FormatError: a key below ``ledgers/`` does not name a ledger.
         """
         layout = await self._read_layout()
         async for ledger_id in layout.scan_ids(self._store, after=after):
@@ -230,8 +233,8 @@ class LedgerManager:
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
         """List the ledgers above `after` in ascending order; skip ledgers with unreadable metadata.
 
-        The call passes the id of each skipped ledger to `on_damaged`. Like `list_ids`, the listing
-        is complete or raises an error. Do not delete data because this listing omits a ledger. An
+        `on_damaged` is called with the id of each skipped ledger. Like `list_ids`, the listing is
+        complete or raises an error. Do not delete data because this listing omits a ledger. An
         omitted ledger exists, and any bookie may store its entries.
         """
         layout = await self._read_layout()
@@ -253,7 +256,7 @@ class LedgerManager:
         try:
             self._layout = await read_layout(self._store)
         except NoSuchKeyError:
-            return FLAT  # no cluster exists yet; a read of its instance id reports that
+            return FLAT  # no cluster exists yet; reading its id reports the error
         return self._layout
 
     @asynccontextmanager

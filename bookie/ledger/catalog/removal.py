@@ -4,16 +4,16 @@ A removal deletes everything below the cluster's scope, and nothing else. A remo
 the scope holds keys of another owner or another cluster. While bookies are registered, a removal is
 also refused, because these bookies would serve ledgers that clients cannot find.
 
-From its first step to its last, a removal has a record, ``REMOVAL``:
+The record ``REMOVAL`` exists from the first step of a removal to the last step:
 
-1. One transaction moves the cluster's identity into the record. While the record exists, bookies
-   and new clusters are refused. Before step 2 nothing is lost: after a failure, the removal
-   restores the identity. If the restore fails, the next call that finds registered bookies tries to
-   restore the identity again.
-2. When no bookie is registered, the removal marks its record as begun.
-3. Every deletion requires this record, so a late call cannot delete keys of a cluster that was
-   created later. The counters of ledger ids are deleted last: while a ledger exists, its id cannot
-   be assigned again.
+1. One transaction moves the cluster's identity (layout and instance id) into the record. While the
+   record exists, no bookie can register and no cluster can be created. Before step 2 nothing is
+   lost: after a failure, the removal restores the identity. If the restore fails, the next call
+   that finds registered bookies tries to restore the identity again.
+2. When no bookie is registered, the removal stores in its record that the deletion has begun.
+3. Every deletion requires that this record exists. So a delayed call cannot delete keys of a
+   cluster that was created later. The counters of ledger ids are deleted last: while a ledger
+   exists, its id cannot be assigned again.
 4. The removal deletes its record.
 
 If a removal stops after step 2, the next call continues this removal.
@@ -72,7 +72,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
     await _refuse_strangers(store, foreign=foreign)
     removal = await _begin(store) if await cluster_exists(store) else None
     if foreign:
-        await store.delete_foreign()  # only now is it known that no bookie is registered
+        await store.delete_foreign()  # `_begin` has checked that no bookie is registered
     if removal is None:
         return False
     try:
@@ -88,8 +88,8 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 async def registered_bookies(store: MetadataStore) -> list[str]:
     """Return the ids of all bookies that are registered now, sorted."""
     found: set[str] = set()
-    # List writable bookies first and last, so that a bookie that switches in between is in one
-    # listing.
+    # List the writable bookies before and after the read-only bookies, so that a bookie that
+    # switches meanwhile is in one of the listings.
     for parent in (keys.WRITABLE, keys.READ_ONLY, keys.WRITABLE):
         found.update(await store.get_children(parent))
     return sorted(found)
@@ -130,8 +130,8 @@ async def _begin(store: MetadataStore) -> _Removal:
         while True:
             await _refuse_registered(store)
             removal = await _take_identity(store)
-            # List the bookies again, to notice a bookie that joined before the identity was
-            # removed.
+            # List the bookies again, because a bookie may have registered after the first listing
+            # and before the identity was removed.
             await _refuse_registered(store)
             if removal.has_begun:
                 return removal

@@ -1,6 +1,6 @@
 """Checks the arguments of callers before an operation begins.
 
-Python accepts many wrong arguments without an error: ``bytes(5)`` is five zero bytes.
+Python accepts many wrong arguments without an error; for example, ``bytes(5)`` is five zero bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Carries out the calls and metadata operations that a state machine requests.
 
-A driver owns one state machine. The driver passes the machine one event at a time and carries out
-the effects in their order. The outcome of a call or a timer arrives later, as an event.
+A driver owns one state machine. The driver passes one event at a time to the state machine, and
+carries out the effects in their order. The outcome of a call or a timer arrives later, as an event.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ ELSEWHERE = (
 
 
 class Calls(Generic[T]):
-    """Runs calls; the caller takes the outcomes one by one, as the calls end.
+    """Runs calls concurrently; the caller takes each outcome after its call has ended.
 
-    The end of this async context manager cancels the calls that still run. Errors of the ``with``
-    block pass through unchanged. A call must return expected failures as outcomes.
+    The end of this async context manager cancels the calls that still run. An error in the ``with``
+    block is raised unchanged. If a call can fail in an expected way, it must return this failure as
+    its outcome.
     """
 
     def __init__(self) -> None:
@@ -51,8 +52,8 @@ class Calls(Generic[T]):
         task = self._tasks.create_task(self._run(call), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # Close the call, because a task that is cancelled before its first step never awaits the
-        # call.
+        # Close the coroutine, because a task that is cancelled before its first step never awaits
+        # it.
         task.add_done_callback(lambda _: call.close())
 
     def put(self, outcome: T) -> None:
@@ -74,7 +75,7 @@ class Calls(Generic[T]):
     ) -> None:
         for task in self._running:
             task.cancel()
-        # The error of the block bypasses the task group, which would wrap the error.
+        # Hide the error of the block from the task group, which would wrap it in an ExceptionGroup.
         await self._tasks.__aexit__(None, None, None)
 
     async def _run(self, call: Coroutine[None, None, T]) -> None:
@@ -84,7 +85,7 @@ class Calls(Generic[T]):
 async def carry_out_metadata(
     ledgers: LedgerManager, ledger_id: int, token: int, effect: ReadMetadata | WriteMetadata
 ) -> MetadataEvent:
-    """Do one metadata operation; return its outcome as an event, even after a failure.
+    """Do one metadata operation; return its result or its failure as an event.
 
     The operation applies only to the ledger that was created with `token`, because another ledger
     may have the same id now.
@@ -111,7 +112,7 @@ def fresh(error: BookieError) -> BookieError:
 def settle(
     waiters: Iterable[asyncio.Future[T]], result: T, error: BookieError | None = None
 ) -> None:
-    """Set the result, or a copy of the error, on each waiter that is not done."""
+    """Give each waiter that is not done the result, or its own copy of the error."""
     for waiter in waiters:
         if not waiter.done():
             if error is None:

@@ -1,14 +1,14 @@
 """A client's connections: for each bookie a channel, streams of adds, and a stream of LACs.
 
 A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
-one incarnation of its bookie. A writer reads the incarnations when it gets its ensemble. If the
-bookie returns with another incarnation, the lane and all entries acknowledged on the lane count as
-lost.
+one incarnation of its bookie. A writer reads the incarnations of its bookies when their ensemble is
+chosen. If the bookie returns with another incarnation, the lane and all entries acknowledged on the
+lane count as lost.
 
 All ledgers share the lanes. While a lane has users, it reconnects automatically and reports to its
-users when it is up or down. A lane matches answers with requests by request ids. Request ids
-increase over all lanes, so one bytes object can go to every bookie of a write set. A broken lane
-forgets its requests. The sender keeps its requests, and decides whether to resend them.
+users when it is up or down. A lane matches answers with requests by request ids. All lanes share
+one counter of request ids, so one bytes object can go to every bookie of a write set. A broken lane
+forgets its requests. Each sender keeps its own requests, and decides if it sends them again.
 
 Every attempt to connect looks up the bookie's address by its id, because the address may have
 changed.
@@ -57,7 +57,8 @@ MOVED = "the bookie has another address now"
 S = TypeVar("S", AddStream, LacWatch)
 
 OnAnswer = Callable[[Status, str, int], None]
-"""Gets status, text, and the pause in ms before the request may be repeated (0: no pause given)."""
+"""Gets the status, the message, and the pause in ms before the request may be repeated (0:
+none)."""
 
 OnLac = Callable[[LacState], None]
 
@@ -75,7 +76,7 @@ class AddSender(Protocol):
         """Handle that the bookie has not answered other users of the lane in time."""
 
     def on_lost(self) -> None:
-        """Handle another incarnation: the bookie may have lost all entries that it acknowledged."""
+        """Handle a new incarnation: the bookie may have lost all entries that it acknowledged."""
 
 
 class _Reconnecting(ABC, Generic[S]):
@@ -112,16 +113,16 @@ class _Reconnecting(ABC, Generic[S]):
         self._on_broken(BookieUnreachableError(MOVED))
 
     def move(self, channel: BookieChannel) -> None:
-        """Go over to `channel`, which the connection has from now on, and which reaches the bookie.
+        """Move the stream to `channel`, the connection's new channel, which reaches the bookie.
 
-        The former channel stays open until `leave_channel`.
+        The former channel stays open until `leave_channel` is called.
         """
         del channel
         self.drop()
         self.hurry()
 
     def leave_channel(self, channel: BookieChannel) -> None:
-        """Drop the stream if it is on this channel, which is closed now."""
+        """Drop the stream if it uses this channel, because the channel is closed now."""
         if self._channel is channel:
             self.drop()
 
@@ -157,7 +158,7 @@ class _Reconnecting(ABC, Generic[S]):
         """Try to connect now, because the bookie has just registered.
 
         The attempt to connect may fail, because the channel itself pauses after failures. So the
-        next pauses between attempts start short again.
+        pauses between further attempts start again with the shortest pause.
         """
         self._backoff.reset()
         if self._timer is not None:
@@ -175,14 +176,16 @@ class AddConnection(_Reconnecting[AddStream]):
     def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
         super().__init__(connection)
         self._incarnation = incarnation
-        """The expected incarnation; empty if the bookie registered none: then any is accepted."""
+        """The expected incarnation; if empty (the bookie registered none), any incarnation is
+        accepted."""
         self._is_lost = False
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
         self.heard_at = 0.0
-        """Event-loop time of the last answer, or of the acceptance of the stream."""
+        """Event-loop time when the bookie last sent an answer, or accepted the stream."""
         self._told_at = -1.0
-        """The `heard_at` of the last reported silence; each silence is reported once."""
+        """The value of `heard_at` when a silence was last reported; each silence is reported
+        once."""
         self.is_up = False
         """True if the bookie has accepted the stream; requests are sent only while this is true."""
         self.tls_problem = ""
@@ -194,7 +197,7 @@ class AddConnection(_Reconnecting[AddStream]):
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Add a user; call its `on_up` or `on_lost` now if the lane is up or lost, else later."""
+        """Add a user; call its `on_up` if the lane is up, or its `on_lost` if the lane is lost."""
         if self._is_lost:
             user.on_lost()
             return
@@ -209,7 +212,7 @@ class AddConnection(_Reconnecting[AddStream]):
         self._users.pop(user, None)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
-        """Send one request if the lane is up; `on_answer` is called unless the lane then breaks."""
+        """Send one request if the lane is up; if the lane breaks, `on_answer` may not be called."""
         if self._stream is None or not self.is_up:
             return
         try:
@@ -259,10 +262,11 @@ class AddConnection(_Reconnecting[AddStream]):
         return bool(self._users) and not self._is_lost
 
     def move(self, channel: BookieChannel) -> None:
-        """Go over to `channel` when the bookie accepts a stream there; until then nothing changes.
+        """Move the lane to `channel` when the bookie accepts a stream on this channel.
 
-        So the lane is down for no time, in which writers would replace the bookie. If the process
-        of the bookie is the same, what it has acknowledged without a sync still counts.
+        Until then, the lane uses its former stream. So the lane is never down, which would cause
+        writers to replace the bookie. If the process of the bookie is the same, its
+        acknowledgements without a sync still count.
         """
         if not self._is_needed or self._stream is None or not self._stream.is_open:
             super().move(channel)
@@ -356,13 +360,14 @@ class LacSubscription(_Reconnecting[LacWatch]):
         self._callbacks: dict[int, list[OnLac]] = {}
 
     def subscribe(self, ledger_id: int, callback: OnLac) -> None:
-        """Call `callback` with the ledger's state now, after each change and each reconnect."""
+        """Call `callback` with the ledger's LAC state: now, and after each change or reconnect."""
         followers = self._callbacks.setdefault(ledger_id, [])
         followers.append(callback)
         self._connect()
         if self._stream is not None:
             if len(followers) > 1:
-                # A bookie reports the current state only to a new subscriber.
+                # Subscribe again, because a bookie reports the current state only to a new
+                # subscriber.
                 self._stream.unsubscribe([ledger_id])
             self._stream.subscribe([ledger_id])
 
@@ -496,7 +501,7 @@ class BookiePool:
             found.hurry()
 
     def offered(self, bookie_id: str) -> tuple[Endpoint, ...]:
-        """Return the bookie's addresses that this client may use: by gRPC, then by frames.
+        """Return the bookie's addresses that this client may use: first for gRPC, then for frames.
 
         Raises:
             BookieUnreachableError: the bookie's address is unknown.
@@ -512,7 +517,7 @@ class BookiePool:
         """Raise an error if the client's settings forbid every bookie of `bookies`.
 
         Raises:
-            TlsError: every bookie is forbidden, so no bookie becomes reachable by waiting.
+            TlsError: every bookie is forbidden, so it is useless to wait for a reachable bookie.
         """
         refusal: TlsError | None = None
         for bookie_id in bookies:
@@ -528,7 +533,7 @@ class BookiePool:
             raise refusal
 
     def open_channel(self, endpoint: Endpoint, bookie_id: str) -> BookieChannel:
-        """Make a channel to `endpoint` that refuses to speak with any bookie but `bookie_id`."""
+        """Make a channel to `endpoint`; it fails if another bookie than `bookie_id` answers."""
         return BookieChannel(
             endpoint.address,
             self._instance_id,
@@ -560,7 +565,7 @@ class BookiePool:
         return task
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the pool is closed, before calls and connections end."""
+        """Register `callback`; `close` calls it before calls and connections end."""
         self._on_close[callback] = None
 
     def off_close(self, callback: Callable[[], None]) -> None:
@@ -594,7 +599,7 @@ class BookiePool:
 async def ask_bookies(
     pool: BookiePool, bookie_ids: Collection[str], *, timeout_seconds: float
 ) -> dict[str, Info]:
-    """Ask bookies to describe themselves; return the answers within `timeout_seconds`, by id."""
+    """Ask bookies for their info; return, by bookie id, the answers within `timeout_seconds`."""
 
     async def ask(bookie_id: str) -> Info | None:
         try:

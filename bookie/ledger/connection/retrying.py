@@ -35,24 +35,24 @@ async def retry(
     `pause_seconds_max`.
 
     Do not use `retry` for `append`. After every error of an append, the append's outcome is
-    unknown, so a repetition may store the entry twice. A writer's errors are never retryable,
-    because the writer has ended. Write the same entries to another ledger only if duplicates are
-    harmless, or if readers detect duplicates (as with an idempotent producer). Each attempt of
-    `create_ledger` may leave behind a ledger without a writer.
+    unknown, so a repetition may store the entry twice. The `retryable` of a writer's error is never
+    true, because the writer has ended. Write the entries again, to another ledger, only if
+    duplicates are harmless, or if readers detect duplicates (as with an idempotent producer). Each
+    attempt of `create_ledger` may leave behind a ledger without a writer.
 
     Args:
         call: creates a new awaitable each time.
         attempts: the largest number of calls; at least 1.
         first_pause_seconds: upper bound of the first pause.
         pause_seconds_max: upper bound of every pause.
-        deadline_seconds: no attempt starts later than this time after the start of the first
-            attempt; None means no limit. To end an attempt that has started, use the client's
-            timeouts.
+        deadline_seconds: no attempt starts when more than this number of seconds have passed since
+            the first attempt began; None means no limit. To end an attempt that has started, use
+            the client's timeouts.
 
     Raises:
         BadRequestError: an argument is out of range.
-        BookieError: the error of the last attempt, or the first error that is not retryable. Other
-            errors and cancellation pass through.
+        BookieError: the error of the last attempt, or the first error that is not retryable. Errors
+            of other classes, and a cancellation, are not caught.
     """
     if attempts < 1 or first_pause_seconds < 0 or pause_seconds_max < 0:
         raise BadRequestError("a retry needs an attempt at least, and pauses of 0 seconds or more")

@@ -31,10 +31,10 @@ PATIENCE_SECONDS = 10.0
 may lose its session and register again soon."""
 
 WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
-"""Answers about an entry that is stored and damaged."""
+"""The statuses by which a bookie reports that its copy of an entry is damaged."""
 
 ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
-"""Answers about an entry that is not stored; UNKNOWN_LEDGER_STATE comes from a bookie in limbo."""
+"""The statuses for an entry that is not stored; a bookie in limbo answers UNKNOWN_LEDGER_STATE."""
 
 NO_WORD = Status.SHUTTING_DOWN
 """The status of any failed call: the bookie said nothing about the entry."""
@@ -49,7 +49,7 @@ class CopyFindings:
     """The findings about one bookie's copies of a range of entries."""
 
     entries: int = 0
-    """Number of entries with right digests; `packet_bytes` is the size of their packets."""
+    """Number of entries with correct digests; `packet_bytes` is the size of their packets."""
     packet_bytes: int = 0
     missing: list[EntryRange] = field(default_factory=list)
     """Entries that the bookie does not have."""
@@ -60,10 +60,10 @@ class CopyFindings:
     in_limbo: bool = False
     """True if the bookie may have lost the missing entries."""
     reason: str = ""
-    """The reason for unread entries, or the fault of the last corrupt entry."""
+    """The reason why entries are unread, or the error in the last corrupt entry."""
     last_entry_id: int = -1
-    """The last verified entry; `length` is the ledger's length up to this entry, from its
-    packet."""
+    """The last verified entry. `length` is the ledger's length up to and with this entry, according
+    to the entry's packet."""
     length: int = 0
 
     @property
@@ -92,8 +92,8 @@ class CopyCheck:
             bookie_id: the bookie that is read.
             stripe: the entries that the bookie should store.
             pool: the pool whose connections are used.
-            is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite. A
-                bookie whose rate is used up is always asked again.
+            is_patient: if True, repeat a request for `PATIENCE_SECONDS` while its answers are not
+                definite. If a bookie answers TOO_MANY_REQUESTS, the request is always repeated.
             pace: bounds the bytes per second that are read; None reads as fast as possible.
             incarnation: the incarnation that the bookie must have; if empty, any incarnation is
                 accepted. If an older process of the bookie answers, the entries count as unread.
@@ -159,8 +159,8 @@ class CopyCheck:
             if problem is Status.OK and told.batch is not None:
                 if told.stopped_by is Status.OK or told.stopped_by.is_definite_negative:
                     return told
-                # The problem is with the next entry. The next read starts with this entry, and has
-                # its own attempts.
+                # The answer stopped before an entry that failed. The next read starts with this
+                # entry, and has its own attempts.
                 return VerifiedRead(Status.OK, told.batch, told.entries, told.next_entry_id)
             if problem is Status.OK:
                 problem = told.stopped_by
@@ -185,8 +185,8 @@ class CopyCheck:
         )
         try:
             channel = self._pool.connection(self._bookie_id).channel()
-            # In a cluster without roles, a bookie limits the rate of repairs like that of clients.
-            # A bookie with this answer is not silent.
+            # In a cluster without roles, a bookie limits the rate of a repair like the rate of a
+            # client. A bookie that answers TOO_MANY_REQUESTS does not count as silent.
             reply = await patiently(
                 lambda: channel.read(command, timeout=self._timeout, incarnation=self._incarnation),
                 self._pool.settings.rate_patience_seconds,
@@ -201,7 +201,7 @@ class CopyCheck:
         return told
 
     async def _end_of_hole(self, at: int, last: int) -> int:
-        """Return the last id of a hole: the id before the next id that the bookie lists."""
+        """Return the last missing id: the id before the next id that the bookie lists as stored."""
         if at >= last:
             return last
         listed = await list_stored(

@@ -135,8 +135,8 @@ class RepairFailures:
     async def present(self, marked: Container[int]) -> AsyncIterator[RepairFailure]:
         """List the records of `marked` ledgers and of failed recoveries, ascending by ledger id.
 
-        Records of unmarked ledgers are omitted. The record of an unmarked ledger is outdated: a
-        worker lost the lock, and wrote the record after another worker had repaired the ledger.
+        Other records of unmarked ledgers are omitted, because they are outdated: a worker lost the
+        lock, and wrote the record after another worker had repaired the ledger.
         """
         async for failure in self.all():
             if failure.ledger_id in marked or failure.outcome == NOT_RECOVERED:

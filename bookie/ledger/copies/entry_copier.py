@@ -1,8 +1,8 @@
 """Copies entries of one ledger to one bookie: unchanged verified packets, by recovery adds.
 
-A packet keeps its digest. So a copy equals its source byte by byte. A bookie answers a recovery add
-after the entries are durable. A bookie keeps its newest copy of an entry, so the new copy replaces
-a corrupt copy.
+A packet keeps its digest. So a copy equals its source byte by byte. A bookie acknowledges a
+recovery add only after the entries are durable. If a bookie gets an entry twice, the newer copy
+replaces the older copy, even a corrupt one.
 
 If no member of the write set has a good copy, the copier asks the other registered bookies. If the
 metadata store was restored from a backup, a bookie outside the write set may have a copy that moved
@@ -41,8 +41,9 @@ class EntryCopier:
         found_on: further sources: bookies that have entries, but should not store these entries.
         pace: bounds the bytes per second; None copies as fast as possible.
         incarnation: the target's incarnation; None reads it from the metadata store.
-        needs_room: refuse a target that is not writable, for example because its disk is nearly
-            full. If false, recovery adds also use the disk space that is reserved for fences.
+        needs_room: if True, refuse a target that is not writable, for example because its disk is
+            nearly full. If False, recovery adds may also use the disk space that is reserved for
+            fences.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class EntryCopier:
     async def copy(self, first: int, last: int, stripe: Stripe = EVERY_ID) -> str:
         """Copy the entries whose ids are in `stripe`, from id `first` to id `last`, both inclusive.
 
-        Return "" if all entries were copied. If an entry has no good copy, return the reason; then
-        all entries before this entry were copied.
+        Return "" if all entries were copied. If an entry has no good copy, return the reason; all
+        entries before this entry have then been copied.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -166,7 +167,8 @@ class EntryCopier:
         pool = self._client.pool
         try:
             channel = pool.connection(bookie_id).channel()
-            # In a cluster without roles, a bookie limits the rate of repairs like that of clients.
+            # In a cluster without roles, a bookie limits the rate of a repair like the rate of a
+            # client.
             reply = await patiently(
                 lambda: channel.read(command, timeout=pool.settings.read_timeout_seconds),
                 pool.settings.rate_patience_seconds,

@@ -1,28 +1,29 @@
-"""Ledgers that lack copies: auditors mark these ledgers, and replicators lock and repair them.
+"""Manages the ledgers that lack copies: auditors mark them, replicators lock and repair them.
 
-A mark names the bookies whose copies of a ledger are missing. A replicator removes a mark only in
-the version that the mark had when the replicator locked the ledger. So a ledger that is marked
-again during a repair stays marked.
+A mark names the bookies whose copies of a ledger are missing. A replicator removes a mark only if
+the mark still has the version that it had when the replicator locked the ledger. So a ledger that
+is marked again during a repair stays marked.
 
-A damaged mark counts as absent, and the next mark of the same ledger replaces it. Workers of an
-older version leave a mark of a newer version to workers of the newer version. Damaged and newer
-marks do not prevent the repair of other ledgers.
+A damaged mark counts as absent, and the next mark of the same ledger replaces it. If a newer
+version of the software wrote a mark, workers of an older version leave this mark to workers of the
+newer version. Such marks, and damaged marks, do not prevent the repair of other ledgers.
 
 Listings of marks and of locks skip a key that belongs to no ledger, and write a warning with this
 key to the event log.
 
-A lock on a ledger is ephemeral: it ends with its owner's session. Two concurrent repairs are safe,
-because the version of the ledger's metadata guards their changes. A bookie reclaims copies of a
-ledger only while it holds the ledger's lock. So a transaction that adds a bookie to the metadata
-must contain `RepairLock.condition`.
+A lock on a ledger is ephemeral: the lock ends with its owner's session. Two concurrent repairs are
+safe, because the version of the ledger's metadata guards their changes. A bookie reclaims copies of
+a ledger only while it holds the ledger's lock. So a repair's transaction that adds a bookie to the
+metadata must contain `RepairLock.condition`: the bookie may have reclaimed its new copies if the
+repair lost the lock.
 
 A lock contains a random token, which the owner remembers before it writes the lock. So the owner
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back later (`give_back_doubtful`).
 
-Several tasks may share one `UnderreplicationManager`, and so be one worker. When the worker's
-session ends, its locks end, and another task of the same worker may lock the ledger. So a task that
-gives a lock back passes the lock that it took (`lock_of`).
+All tasks that share one `UnderreplicationManager` are one worker. When the worker's session ends,
+its locks end, and another task of the same worker may lock the ledger. So a task that gives a lock
+back passes the lock that it took (`lock_of`).
 
 =============================================== ===============================================
 key                                             value
@@ -74,10 +75,12 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 RELEASE_SECONDS = 2.0
-"""The longest wait for giving a lock back at the end of `UnderreplicationManager.holding`."""
+"""The longest time that `UnderreplicationManager.holding` waits to give back its lock at its
+end."""
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
-"""The kinds of checks of the whole cluster; the store has the end of each kind's last check."""
+"""The checks of the whole cluster; for each, the store holds the time when it was last
+completed."""
 
 _log = event_log(__name__)
 
@@ -87,11 +90,11 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID, skips_strays=True)
 
 @dataclass(frozen=True, slots=True)
 class RepairLock:
-    """A lock that one call of `acquire` took; a later lock on the ledger has another version."""
+    """The lock that a call of `acquire` took; a later lock on the ledger has another version."""
 
     store: MetadataStore
     condition: Check
-    """A condition for transactions: the record of the lock still has its version."""
+    """A condition for transactions: the record of this lock is unchanged."""
 
     async def is_held(self) -> bool:
         """True if the lock still exists, and belongs to the session of `store`."""
@@ -104,16 +107,17 @@ class RepairLock:
 
 
 LATE_SECONDS_MAX = 600.0
-"""The longest time, in seconds, after which an unanswered write may take effect.
+"""The longest delay, in seconds, after which an unanswered write may still take effect.
 
-A stopped process may hold the lock of a store in a directory. The write of another process then
-waits, though its caller has given up, and takes effect when the stopped process continues.
+Example: a suspended process holds the lock of a metadata store in a directory. The write of another
+process then waits. It takes effect when the suspended process continues, though its caller has
+given up.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that this worker holds or may hold; a lock that the worker may hold is *in doubt*."""
+    """A lock that this worker holds or perhaps holds; in the second case, it is *in doubt*."""
 
     token: str
     mark_version: int | None
@@ -124,7 +128,7 @@ class _Held:
     may_have_ended: bool = False
     """True if a deletion of lock and mark was sent, but not answered."""
     doubted_at: float = 0.0
-    """For a lock in doubt: the time of the monotonic clock at which the doubt began."""
+    """For a lock in doubt: the monotonic time when it came into doubt."""
 
     def is_taken_as(self, lock: RepairLock | None) -> bool:
         """True if `lock` is None or has the version of this lock, or if this lock is in doubt."""
@@ -146,7 +150,7 @@ class UnderreplicationManager:
         self._clock = clock or SystemClock()
         self._held: dict[int, _Held] = {}
         self._unreadable: set[int] = set()
-        """Ledgers with unreadable marks about which the event log already has a warning."""
+        """The ledgers whose unreadable marks were already reported in the event log."""
         self._serial = asyncio.Lock()
         """Held while a lock is taken or given back, so that no other task mistakes a change under
         way for an abandoned change."""
@@ -180,8 +184,8 @@ class UnderreplicationManager:
                 )
             else:
                 both = tuple(sorted(missing | set(before.replicas)))
-                # Write the mark even without a change, because a repair under way may have read the
-                # former version.
+                # Write the mark even if its bookies do not change, because a running repair may
+                # have read the former version and must not remove the mark.
                 marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
             try:
                 await self._store.put(key, encode_mark(marked), version=version)
@@ -201,7 +205,7 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List the marks with a true ``wanted(mark.replicas)``, in ascending order of ledger ids.
+        """List the marks for which ``wanted(mark.replicas)`` is true, in the order of ledger ids.
 
         Only ledgers with ids above `after` are listed. Unreadable marks are omitted. The listing
         contains all other wanted marks, or raises an error.
@@ -262,7 +266,7 @@ class UnderreplicationManager:
                     await anext(changes)
         except BaseException:
             if found is not None:
-                self._doubt(found)  # the caller never got the lock: the next call may take it
+                self._doubt(found)  # the caller did not get the lock, so the next call may use it
             raise
 
     async def poll(self) -> int | None:
@@ -282,16 +286,17 @@ class UnderreplicationManager:
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
-        """Lock a ledger; return False if it is locked, or if `needs_mark` and it is not marked.
+        """Lock a ledger; return False if it is locked already, or if it lacks a required mark.
 
-        If `acquire` raises, the ledger may be locked; the next `acquire` then takes this lock over.
+        `needs_mark` requires a mark. If `acquire` raises, the ledger may be locked; the next
+        `acquire` then takes this lock over.
         """
         return await self._acquire(ledger_id, is_marked=True if needs_mark else None)
 
     async def acquire_unmarked(self, ledger_id: int) -> bool:
         """Lock a ledger that has no mark; return False if it is locked or marked.
 
-        A damaged mark counts as absent, because no worker would ever remove it.
+        A damaged mark counts as no mark, because no worker would ever remove it.
 
         Give the lock back with `release`. If `acquire_unmarked` raises, the ledger may be locked,
         as after `acquire`.
@@ -310,7 +315,7 @@ class UnderreplicationManager:
         return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
 
     def has(self, ledger_id: int, lock: RepairLock) -> bool:
-        """True if this worker believes, without a read of the store, that it still has `lock`."""
+        """True if this worker still has `lock`, as far as it knows without a read of the store."""
         held = self._held.get(ledger_id)
         return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
@@ -354,8 +359,9 @@ class UnderreplicationManager:
     async def follow_mark(self, ledger_id: int, lock: RepairLock) -> int | None:
         """Read and return the mark's version; `mark_replicated` then requires this version.
 
-        If the version is new, the caller must repeat its earlier checks of the ledger's copies. If
-        there is no mark, return the former version. Return None if `lock` was lost.
+        If the version has changed, the caller must repeat its earlier checks of the ledger's
+        copies. If the mark no longer exists, return the former version. Return None if `lock` was
+        lost.
         """
         async with self._serial:
             if not (self.has(ledger_id, lock) and await lock.is_held()):
@@ -369,11 +375,11 @@ class UnderreplicationManager:
     async def mark_replicated(self, ledger_id: int, lock: RepairLock | None = None) -> bool:
         """Remove the mark of a ledger that has all its copies, and give back this worker's lock.
 
-        If this worker's lock is later than `lock`, neither the lock nor the mark changes.
+        If this worker has taken a newer lock than `lock`, change neither the lock nor the mark.
 
         Return False if the ledger stays marked, because the mark changed or this worker lost the
         lock. If `mark_replicated` raises or is cancelled, it is unknown whether the mark was
-        removed; the next `mark_replicated` finds this out.
+        removed; the next `mark_replicated` finds out if it was removed.
 
         Raises:
             BadRequestError: this worker has no lock on the ledger.
@@ -409,7 +415,8 @@ class UnderreplicationManager:
         try:
             await self._store.transaction(operations)
         except (BadVersionError, NoSuchKeyError):
-            # The earlier, unanswered transaction may have removed mark and lock.
+            # The earlier transaction, which was not answered, may have removed the mark and the
+            # lock.
             is_over = held.may_have_ended and await self._store.get(mark) is None
             await self._give_back(ledger_id, held)
             return is_over
@@ -434,7 +441,8 @@ class UnderreplicationManager:
     async def release(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         """Give back this worker's lock, if it has one, and keep the ledger's mark.
 
-        If this worker's lock is later than `lock`, the lock stays: it belongs to another task.
+        If this worker has taken a newer lock than `lock`, keep it, because it belongs to another
+        task.
         """
         try:
             async with self._serial:
@@ -442,7 +450,7 @@ class UnderreplicationManager:
                 if held is not None and held.is_taken_as(lock):
                     await self._give_back(ledger_id, held)
         except BaseException:
-            self._doubt(ledger_id, lock)  # also after a cancellation during the wait for `_serial`
+            self._doubt(ledger_id, lock)  # needed even if only the wait for `_serial` was cancelled
             raise
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
@@ -459,20 +467,20 @@ class UnderreplicationManager:
         del self._held[ledger_id]
 
     def _may_come(self, held: _Held) -> bool:
-        """True if an unanswered write may still create a lock in doubt."""
+        """True if the lock is in doubt, and an unanswered write may still create it."""
         is_young = self._clock.monotonic() - held.doubted_at < LATE_SECONDS_MAX
         return held.mark_version is None and is_young
 
     async def give_back_doubtful(self) -> None:
         """Give back all locks in doubt, so that other workers can lock these ledgers.
 
-        No task relies on a lock in doubt. A lock gets in doubt, for example, if an outage of the
-        store prevents a worker from giving the lock back. A lock that the store does not hold stays
-        in doubt for `LATE_SECONDS_MAX`, because its unanswered write may still take effect. If no
-        lock is in doubt, this method sends nothing to the store.
+        No task of this worker uses a lock that is in doubt. For example, a lock comes into doubt if
+        the worker cannot give it back during an outage of the store. If the store does not hold the
+        lock, the lock stays in doubt for `LATE_SECONDS_MAX`, because its unanswered write may still
+        take effect. If no lock is in doubt, this method sends nothing to the store.
 
         Raises:
-            MetadataError: a lock could not be given back; the next call continues with this lock.
+            MetadataError: a lock could not be given back; the next call tries this lock again.
         """
         for ledger_id in [one for one, held in self._held.items() if held.mark_version is None]:
             async with self._serial:  # no other task takes a lock meanwhile
@@ -550,7 +558,7 @@ class UnderreplicationManager:
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """Return the seconds before the ledgers of a lost bookie are marked; None if not set."""
+        """Return the delay, in seconds, before a lost bookie's ledgers are marked; or None."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
@@ -579,7 +587,7 @@ class UnderreplicationManager:
                     yield found
 
     async def checked_ms(self, check: str) -> int | None:
-        """Return the end of the last check of a kind, in ms; None if no end is stored."""
+        """Return the time, in ms, when `check` was last completed; None if no time is stored."""
         return await self._number(_check_key(check)) or None
 
     async def check_version(self, check: str) -> int:
@@ -591,7 +599,7 @@ class UnderreplicationManager:
         return NOT_EXISTS if record is None else record.version
 
     async def set_checked_ms(self, check: str, now_ms: int, *, version: int | None = None) -> bool:
-        """Store the end of a check; return False if the stored time has another version."""
+        """Store the time when `check` ended; return False if its record has another version."""
         try:
             await self._store.put(_check_key(check), b"%d" % now_ms, version=version)
         except (BadVersionError, NoSuchKeyError):
@@ -599,10 +607,10 @@ class UnderreplicationManager:
         return True
 
     async def forget_check(self, check: str) -> None:
-        """Reset the end of the last check of a kind, so that the next check begins at once.
+        """Reset the stored time of the last `check`, so that the next check begins at once.
 
-        A check under way cannot store its end, because `forget_check` changes the version that
-        `check_version` returned.
+        A check that is running cannot store its time, because the record's version is no longer the
+        version that `check_version` returned.
         """
         # Write 0, because the deletion of a missing key would not change the version.
         await self._store.put(_check_key(check), b"0")

@@ -5,16 +5,17 @@ A change makes these steps while it holds the ledger's repair lock:
 1. Placement chooses newcomers, if the ensembles have to grow. The incarnation of each bookie is
    read from the metadata store.
 2. Each bookie gets verified copies of the entries that only the new layout assigns to its slot.
-   Each add names the incarnation of step 1, so no other incarnation accepts the add. An accepted
-   entry is durable.
+   Each add names the bookie's incarnation from step 1, so the bookie refuses the add if it has
+   another incarnation now. An accepted entry is durable.
 3. Each bookie lists all entries of its slot. If the quorum shrinks, the change reads and verifies
    all entries instead of the listing, because fewer copies remain. Missing and damaged entries are
    copied again.
 4. One transaction writes the new layout by compare-and-set. The transaction fails if the lock was
-   lost, or if the cookie of a bookie on which step 2 or 3 relies has changed.
+   lost. It also fails if a bookie that got entries, or whose entries were read and verified, has
+   another cookie now.
 
 Before step 4, readers see no change, so a change that stops at any step does no harm. The next
-change begins with step 1. Former copies stay on their bookies, so readers with the former metadata
+attempt begins with step 1. The change deletes no former copies, so readers with the former metadata
 find all entries.
 
 Source: BookKeeper's issue 4664.
@@ -64,11 +65,12 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 SWAPS_MAX = 10
-"""Attempts to write the new layout. An attempt fails only if the ledger or a cookie changed."""
+"""The number of attempts to write the new layout. An attempt fails only if the ledger or a cookie
+changed."""
 
 BOOKIES_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The most cookies that a transaction can check, besides one write of metadata and one lock
-check."""
+"""The largest number of cookies that a transaction can check, besides one write of metadata and one
+check of the lock."""
 
 _log = event_log(__name__)
 
@@ -86,7 +88,7 @@ class QuorumChanged:
 
 @dataclass(slots=True)
 class _GivenEntries:
-    """The bookies on which a change relies, and how many entries and bytes the change copied."""
+    """The bookies whose copies a change needs, and how many entries and bytes the change copied."""
 
     incarnations: dict[str, str] = field(default_factory=dict)
     relied_on: set[str] = field(default_factory=set)
@@ -131,7 +133,8 @@ class QuorumChange:
 
     async def _run_locked(self, ledger_id: int, write_quorum_size: int) -> QuorumChanged:
         lock = self._marks.lock_of(ledger_id)
-        # Read again, because another repair may have ended just before the lock.
+        # Read the metadata again, because another repair may have changed it just before the lock
+        # was taken.
         old = (await self._client.ledgers.read_latest(ledger_id)).value
         self._check(old, write_quorum_size)
         if old.write_quorum_size == write_quorum_size:
@@ -205,10 +208,10 @@ class QuorumChange:
     async def _fill(
         self, old: LedgerMetadata, new: LedgerMetadata, duty: SlotDuty, progress: _GivenEntries
     ) -> None:
-        """Copy entries to a slot's bookie until it has all entries of the slot by the new layout.
+        """Copy to a slot's bookie the entries that it lacks for the new layout.
 
-        Entries that only the new layout assigns to the slot are always copied, other entries only
-        if they are missing. If the quorum shrinks, damaged entries are copied, too.
+        Entries that only the new layout assigns to the slot are always copied. Other entries are
+        copied only if they are missing or, if the quorum shrinks, damaged.
         """
         shrinks = new.write_quorum_size < old.write_quorum_size
         target = duty.bookie_id
@@ -255,7 +258,7 @@ class QuorumChange:
         *,
         shrinks: bool,
     ) -> list[EntryRange]:
-        """Return the missing entries of `owed`, and the damaged entries if the quorum shrinks."""
+        """Return the entries of `owed` that are missing or, if the quorum shrinks, damaged."""
         ranges = merged(owed)
         first, last = ranges[0][0], ranges[-1][1]
         pool, incarnation = self._client.pool, await copier.incarnation()
@@ -277,7 +280,7 @@ class QuorumChange:
         progress: _GivenEntries,
         lock: RepairLock,
     ) -> LedgerMetadata:
-        """Write the new layout, if the old layout, the bookies and the lock are unchanged."""
+        """Write the new layout if the old layout, the cookies and the lock are unchanged."""
         ledgers = self._client.ledgers
         for _ in range(SWAPS_MAX):
             conditions = [lock.condition, *await self._conditions(progress)]

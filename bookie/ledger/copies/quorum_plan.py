@@ -1,13 +1,13 @@
 """Plans another write quorum for a closed ledger: the new layout, and each slot's entries. No I/O.
 
 If the new write quorum is not larger than the ensemble, only the write sets change. A larger write
-quorum extends the ensemble of each fragment to the size of the write quorum. Newcomers are appended
-after the present bookies, and each slot then stores every entry.
+quorum extends the ensemble of each fragment to the size of the write quorum. New bookies are
+appended after the present bookies. Each slot then stores every entry of the fragment.
 
 Each slot keeps its bookie. So if the quorum grows, each entry keeps all members of its write set.
-If the quorum shrinks, each entry keeps the first members of its write set, at least as many as the
-ack quorum. So a reader with the former metadata never gets enough negative answers to conclude that
-an entry does not exist.
+If the quorum shrinks, each entry keeps the first members of its write set, and at least an ack
+quorum of members. So a reader with the former metadata never gets enough negative answers to
+conclude that an entry does not exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookie.ledger.quorum import EVERY_ID, Quorum, Stripe
 
 @dataclass(frozen=True, slots=True)
 class SlotDuty:
-    """The entries of one fragment that one slot should store, by the old and the new layout."""
+    """The entries of one fragment that one slot should store in the old and in the new layout."""
 
     bookie_id: str
     slot: int
@@ -38,11 +38,11 @@ class SlotDuty:
     last_entry_id: int
     """The last entry of the fragment; below `first_entry_id` if the fragment is empty."""
     old: Stripe | None
-    """The ids that the slot should store by the old layout; None for the slot of a newcomer."""
+    """The ids that the slot should store in the old layout; None for the slot of a newcomer."""
     new: Stripe
 
     def owed(self, first: int, last: int) -> list[EntryRange]:
-        """Return the ids from `first` to `last` that the slot should store by the new layout."""
+        """Return the ids from `first` to `last` that the slot should store in the new layout."""
         return stripe_ranges(self.new, first, last)
 
     def added(self, first: int, last: int) -> list[EntryRange]:
@@ -55,8 +55,8 @@ def check_write_quorum(metadata: LedgerMetadata, write_quorum_size: int) -> None
     """Raise an error if the ledger cannot have this write quorum.
 
     Raises:
-        BadRequestError: the ledger is not closed, has a vacant slot, or has a larger ack quorum; or
-            its ensemble would be too large.
+        BadRequestError: the ledger is not closed, has a vacant slot, or has an ack quorum above the
+            write quorum; or its ensemble would be too large.
     """
     ledger_id, ack = metadata.ledger_id, quorum_of(metadata).ack_quorum_size
     if not metadata.is_closed:

@@ -4,19 +4,19 @@ The unit of a move is a slot of one fragment of a closed ledger: all entries of 
 one bookie stores. The estimated size of a slot is the ledger's length, times the slot's share of
 all entries.
 
-The plan handles one ledger after the other. So memory holds one ledger's metadata, and a few
-numbers for each bookie. If the sizes of all devices are known, the *fill* of a bookie is its bytes
-divided by the size of its device. If the size of any device is unknown, the fill of each bookie is
-the number of its bytes.
+The plan handles one ledger after the other. So the memory holds the metadata of only one ledger,
+and a few numbers for each bookie. If the sizes of all devices are known, the *fill* of a bookie is
+its bytes divided by the size of its device. If the size of any device is unknown, the fill of each
+bookie is the number of its bytes.
 
 A bookie is *balanced* if its fill differs from the mean by at most `BALANCED_SHARE` of the mean. A
-move goes from a bookie above the mean to a writable bookie below the mean. At least one of a move's
-two bookies is not balanced, and the move reduces the difference between their fills. So a plan
-ends, and repeated plans do not move copies back and forth without end.
+move goes from a bookie above the mean to a writable bookie below the mean. A move must reduce the
+difference between the fills of its two bookies, and at least one of the two is not balanced. So
+every plan ends, and repeated plans do not move the same copies back and forth for ever.
 
 The copies that a plan moves to a bookie fill at most `FREE_SHARE` of the bookie's free bytes.
-Copies that leave the bookie do not increase this limit, because the bookie frees their space only
-later.
+Copies that the plan moves away from the bookie do not raise this limit, because the bookie frees
+their space only later.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 BALANCED_SHARE = 0.05
-"""The largest share of the mean by which a balanced bookie's fill differs from the mean."""
+"""The largest difference between a balanced bookie's fill and the mean, as a share of the mean."""
 FREE_SHARE = 0.8
-"""The share of a bookie's free bytes that a plan may use; entries take more than their payload."""
+"""The share of a bookie's free bytes that a plan may fill; entries need more space than their
+payload."""
 
 MayPlace = Callable[[LedgerMetadata, Sequence[str], int, str], bool]
-"""Gets ledger, bookies of a fragment, slot and newcomer; True if the newcomer may get the slot."""
+"""Called with a ledger, a fragment's bookies, a slot and a newcomer; True if the newcomer may get
+the slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The size of a bookie's device and the free part of it, in bytes."""
+    """The size of a bookie's device, and the free bytes on it."""
 
     total_bytes: int
     free_bytes: int
@@ -114,8 +116,7 @@ class RebalancePlan:
             bookies = list(fragment.bookies)
             if not size or any(map(is_vacant, bookies)):
                 continue
-            # Begin with the fullest bookie. The order stays as it was before the fragment's first
-            # move.
+            # Begin with the fullest bookie. Moves of this fragment do not change the order.
             for former in sorted(bookies, key=lambda name: (-self._fill(name), name)):
                 slot = bookies.index(former)
                 newcomer = self._newcomer(metadata, bookies, slot, size)

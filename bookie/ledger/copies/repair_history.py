@@ -33,18 +33,20 @@ REPAIRS_KEPT = 100
 DETAIL_CHARACTERS_MAX = 200
 
 WRITE_SECONDS_MIN, WRITE_SECONDS_MAX = 3.0, 60.0
-"""The time between two writes, in seconds; this time doubles while the writes fail."""
+"""The shortest and the longest time between two writes, in seconds; the time doubles while the
+writes fail."""
 WORKER_CHARACTERS_MAX = 128
 LAST_WRITE_SECONDS = 2.0
 """The longest time, in seconds, that a worker waits for its last write when the worker ends."""
 
 STRANGER_SECONDS = 7 * 86400.0
-"""The record of a worker that is no bookie of the cluster is kept for this number of seconds."""
+"""The number of seconds for which the record of a worker that is not a bookie is kept."""
 STRANGERS_MAX = 100
-"""The largest number of kept records of workers that are no bookies of the cluster."""
+"""The largest number of records that are kept of workers that are not bookies."""
 
 FAILED = "failed"
-"""The outcome of a repair that an error ended; for example, the metadata store did not answer."""
+"""The outcome of a repair that ended with an error, for example because the metadata store did not
+answer."""
 
 _log = event_log(__name__)
 
@@ -90,7 +92,8 @@ class RepairHistory:
 
     def _add(self, repair: EndedRepair, *, is_whole: bool) -> None:
         if not is_whole:
-            # A repair that fails again and again must not push out all other repairs.
+            # Keep only the last of equal failures, so that a repair that fails repeatedly does not
+            # push out all other repairs.
             same = (repair.ledger_id, repair.outcome)
             kept = [one for one in self._repairs if (one.ledger_id, one.outcome) != same]
             self._repairs = deque(kept, maxlen=REPAIRS_KEPT)
@@ -162,8 +165,8 @@ async def ended_repairs(
 async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms: int) -> list[str]:
     """Remove records of workers that are not in `known`; return the names of these workers.
 
-    The newest `STRANGERS_MAX` records stay for `STRANGER_SECONDS`. A worker that still runs writes
-    its complete record again.
+    The newest `STRANGERS_MAX` of these records are kept until they are `STRANGER_SECONDS` old. If
+    the worker of a removed record still runs, it writes its complete record again.
 
     Args:
         store: the metadata store that has the records.

@@ -1,9 +1,9 @@
 """Audits copies: reads and verifies the entries that each bookie should store.
 
 An audit fences no ledger and writes nothing. If copies seem damaged, the audit reads the metadata
-again before its verdict. So an ensemble change or a deletion during the audit does not count as
-damage. An entry of an open ledger may reach one of its bookies late, so the audit asks for a
-missing entry again after a pause.
+again before it gives its verdict. So an ensemble change or a deletion during the audit does not
+count as damage. An entry of an open ledger may reach one of its bookies late, so the audit asks for
+a missing entry again after a pause.
 
 ============= ====================================================================================
 verdict       meaning
@@ -46,7 +46,8 @@ from bookie.ledger.read.verification import list_stored
 from bookie.metadata.versioned import Versioned
 
 COPIES_AT_ONCE = 16
-"""The most copy ranges that an audit reads at the same time, from all bookies together."""
+"""The largest number of copy ranges that an audit reads at the same time, from all bookies
+together."""
 
 SETTLE_SECONDS = 2.0
 """The time, in seconds, that a new entry of an open ledger may take to reach a bookie."""
@@ -97,7 +98,8 @@ class ReplicaAudit:
         self._client = client
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
         self._silent: set[str] = set()
-        """Bookies that did not answer within `PATIENCE_SECONDS`; later, each is asked only once."""
+        """Bookies that did not answer within `PATIENCE_SECONDS`; requests to them are no longer
+        repeated."""
 
     async def run(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
         """Audit all copies of the items, and return the verdicts in the order of the items.
@@ -170,7 +172,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Drop findings about entries that arrived late, or that the bookie need not store now."""
+        """Drop findings about entries that arrived late, or no longer belong to the bookie."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -246,7 +248,7 @@ def _end(copy: CopyRange, last: int) -> int:
 
 
 def _contradicts(metadata: LedgerMetadata, found: CopyFindings) -> bool:
-    """True if the ledger's last entry proves another length than the metadata has."""
+    """True if the ledger's last entry proves that the length in the metadata is wrong."""
     return (
         metadata.is_closed
         and metadata.last_entry_id != NO_ENTRY

@@ -1,4 +1,4 @@
-"""Restores missing and damaged entries of one ledger on a bookie that runs.
+"""Restores missing and damaged entries of one ledger on a running bookie.
 
 A fill handles only fragments whose entries no longer change. `CopyCheck` reads and verifies the
 bookie's own copies. `EntryCopier` copies good entries from the other members of the write sets.
@@ -34,10 +34,10 @@ LOCK_LOST = "the ledger's lock was lost meanwhile"
 
 @dataclass(slots=True)
 class FillWatch:
-    """Follows a ledger's mark and lock during a fill, and remembers which windows are whole.
+    """Follows a ledger's mark and lock during a fill, and remembers which windows have no damage.
 
-    A changed mark may report new damage. So a window counts as whole only for the version that the
-    mark had before the window was read.
+    A changed mark may report new damage. So a window counts as whole only while the mark has the
+    version that it had before the window was read.
     """
 
     mark_version: Callable[[], Awaitable[int | None]]
@@ -45,11 +45,12 @@ class FillWatch:
     wanted: int
     """The version of the mark for which all windows must be whole."""
     whole: dict[tuple[str, str, Stripe, int, int], int] = field(default_factory=dict)
-    """Maps bookie, incarnation, stripe, first and last id to a version of the mark."""
+    """Maps a window (bookie, incarnation, stripe, first and last id) to the version of the mark for
+    which the window is whole."""
 
 
 class _FillError(Exception):
-    """Ends the fill of a copy; the arguments are an outcome and its detail."""
+    """Raised to end the fill of a copy; the arguments are an outcome and its detail."""
 
 
 class ReplicaFill:
@@ -116,7 +117,7 @@ class ReplicaFill:
     async def _find_damage(
         self, copier: EntryCopier, stripe: Stripe, first: int, last: int
     ) -> list[EntryRange]:
-        """Read a window from the bookie alone; return the window's missing and damaged entries."""
+        """Read a window of entries from this bookie; return the missing and the damaged entries."""
         check = CopyCheck(
             copier.metadata,
             copier.target,
@@ -132,7 +133,7 @@ class ReplicaFill:
 
 
 def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stripe, int, int]]:
-    """Yield the windows in which a bookie should store entries: stripe, first id and last id.
+    """Yield each window in which a bookie should store entries, as stripe, first id and last id.
 
     The bookie should store only those ids of a window that are in the stripe.
     """

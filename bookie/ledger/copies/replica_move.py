@@ -5,18 +5,19 @@ For each fragment that names a bookie of `gone`, or has a vacant slot:
 1. Placement chooses a newcomer for the slot. The newcomer's incarnation is read from the metadata
    store.
 2. `EntryCopier` verifies and copies the slot's entries. Each add names the newcomer's incarnation,
-   so no other incarnation accepts the add. An accepted entry is durable.
-3. The newcomer lists all entries of the slot. If an entry is missing, the move fails.
+   so the newcomer refuses the add if it has another incarnation now. An accepted entry is durable.
+3. The newcomer is asked to list its entries of the slot. If an entry is missing, the move fails.
 4. One transaction puts the newcomer into the metadata by compare-and-set, with two checks. The
    newcomer's cookie must not have changed, because a newcomer that lost its data has another
    incarnation. The ledger's lock must still be the lock of step 3, because a bookie reclaims copies
    only under this lock.
 
-A newcomer that loses its data *after* step 4 lists its ledgers, and finds this ledger among them.
-Before step 4, readers and recoveries use the old bookies. So a move that stops at any step does no
-harm. The last fragment of an open ledger belongs to its writer, and no move changes it.
+If a newcomer loses its data *after* step 4, it lists the ledgers that name it, and finds this
+ledger among them. Before step 4, readers and recoveries use the old bookies. So a move that stops
+at any step does no harm. The last fragment of an open ledger belongs to its writer, and no move
+changes it.
 
-Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor incarnations.
+Source: BookKeeper's LedgerFragmentReplicator, which does not check versions or incarnations.
 """
 
 from __future__ import annotations
@@ -57,21 +58,23 @@ BEGUN_MAX = 1000
 """The largest number of unfinished moves that a process remembers, to continue the moves later."""
 
 SWAPS_MAX = 10
-"""Attempts to write the metadata. An attempt fails only if ledger, cookie or lock changed."""
+"""The number of attempts to write the metadata. An attempt fails only if the ledger, a cookie or
+the lock changed."""
 
 OPEN = "open"
 LEFT_OPEN = "its writer, or a recovery, replaces the bookies of its last fragment"
-"""The outcome, and its detail, if only the writer's fragment still names a bookie to replace."""
+"""`OPEN` and `LEFT_OPEN`: the outcome and its detail if only the writer's fragment still names a
+bookie that must be replaced."""
 
 _log = event_log(__name__)
 
 
 class _MoveError(Exception):
-    """Ends the move of a fragment; arguments: an outcome, its detail, the bookies that refused."""
+    """Raised to end a fragment's move; arguments: outcome, detail, bookies that refused."""
 
 
 class _NewcomerError(Exception):
-    """A newcomer lacks entries that it acknowledged."""
+    """Raised if a newcomer lacks entries that it has acknowledged."""
 
 
 @dataclass(slots=True)
@@ -82,8 +85,8 @@ class _BegunMove:
     """Maps each slot to its newcomer."""
     incarnations: dict[str, str] = field(default_factory=dict)
     following: dict[int, int] = field(default_factory=dict)
-    """Maps a slot to the first entry not copied yet; the newcomer has stored all earlier
-    entries."""
+    """Maps a slot to the first entry that is not copied yet; the newcomer has stored all entries
+    before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +175,10 @@ class ReplicaMove:
     ) -> RepairOutcome:
         """Replace `former` by `newcomer` in one fragment whose entries no longer change.
 
-        `exchange` has the outcomes and errors of `run`. The outcome is ``was-fine`` if the fragment
-        no longer names `former`, for example because another worker moved the copy. The outcome is
-        ``no-spare`` if placement forbids `newcomer`, or if `newcomer` has no readable cookie.
+        `exchange` returns the same outcomes, and raises the same errors, as `run`. The outcome is
+        ``was-fine`` if the fragment no longer names `former`, for example because another worker
+        moved the copy. The outcome is ``no-spare`` if placement forbids `newcomer`, or if
+        `newcomer` has no readable cookie.
         """
 
         def outcome(kind: str, detail: str = "") -> RepairOutcome:
@@ -215,8 +219,8 @@ class ReplicaMove:
         If a newcomer has no readable cookie, add the newcomer to `excluded`, and move nothing.
         """
         ensembles = self._client.ensembles
-        # With another write quorum, the same slots store other entries, so the key has the write
-        # quorum.
+        # The key contains the write quorum, because with another write quorum the same slot stores
+        # other entries.
         key = metadata.ledger_id, metadata.c_token, metadata.write_quorum_size, fragment
         slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
         begun = self._begun.get(key)
@@ -307,8 +311,8 @@ class ReplicaMove:
 
         Entries that the newcomer already lists are copied, too, because they may be damaged or not
         durable yet. An earlier attempt of this process copied the entries below `following[slot]`.
-        Entries below `following[slot]` are copied again only if the newcomer no longer lists them.
-        Between the locks of two attempts, the newcomer may reclaim entries.
+        These entries are copied again only if the newcomer no longer lists them: it may have
+        reclaimed them while this process did not hold the lock.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
         done = following.get(slot, fragment.first_entry_id)
@@ -343,7 +347,7 @@ class ReplicaMove:
         incarnations: Mapping[str, str],
         lock: RepairLock | None,
     ) -> bool:
-        """Put the newcomers into the metadata, if fragment, newcomers and lock are unchanged.
+        """Put the newcomers into the metadata, if the fragment, cookies and lock are unchanged.
 
         Return False if another worker moved the fragment, or changed the write quorum.
         """

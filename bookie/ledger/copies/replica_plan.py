@@ -1,8 +1,9 @@
 """Plans the audit of a ledger's copies, in pieces of work of about equal cost. No I/O.
 
-A *copy range* is the entries of one bookie's slot in a range of one fragment. Copy ranges of one
-ledger that are checked together are an `AuditItem`. The cost of an item is the bytes of its copy
-ranges, and a fixed cost for each copy range. Items are packed into bins of about equal cost.
+A *copy range* is the entries that one bookie should store in a range of ids of one fragment. An
+`AuditItem` contains copy ranges of one ledger that are checked together. The cost of an item is the
+bytes of its copy ranges, and a fixed cost for each copy range. Items are packed into bins of about
+equal cost.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
 
 COPY_RANGE_COST_BYTES = 256 * 1024
-"""Fixed cost of one copy range: a call takes about as long as reading this number of bytes."""
+"""The fixed cost of one copy range, because one call takes about as long as reading this number of
+bytes."""
 
 OPEN_LEDGER_BYTES = 64 * 1024 * 1024
 """Assumed size of an open ledger; only its bookies know the true size."""
 
 WINDOW_ENTRIES = 1 << 16
-"""The number of ids in a window; a repair handles one window at a time."""
+"""The largest number of ids in a window; a repair handles one window at a time."""
 
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
@@ -41,16 +43,16 @@ class CopyRange:
     bookie_id: str
     first_entry_id: int
     last_entry_id: int | None
-    """The last entry, inclusive; None means up to the last add confirmed of an open ledger."""
+    """The last entry, inclusive; None means the last add confirmed of an open ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditItem:
-    """Copies of ranges of entries of one ledger, which are checked together."""
+    """Copy ranges of one ledger that are checked together."""
 
     ledger_id: int
     metadata: bytes
-    """The ledger's metadata, as bytes of the metadata store."""
+    """The ledger's metadata, encoded as in the metadata store."""
     copies: tuple[CopyRange, ...]
     cost_bytes: int
 
@@ -78,7 +80,7 @@ def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ..
 
 
 def windows(first: int, last: int) -> Iterator[EntryRange]:
-    """Cut a range of ids into windows, so that each window needs little memory and little time."""
+    """Cut a range of ids into windows that are small enough to need little memory and time."""
     for start in range(first, last + 1, WINDOW_ENTRIES):
         yield start, min(start + WINDOW_ENTRIES - 1, last)
 
@@ -87,8 +89,8 @@ def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]
     """Yield each *settled* fragment, whose entries no longer change, and its last entry.
 
     All fragments of a closed ledger are settled. In any other ledger, all fragments before the last
-    fragment are settled, because their entries were confirmed before the next fragment began. The
-    last entry of a fragment without entries is below the fragment's first entry.
+    fragment are settled, because their entries were confirmed before the next fragment began. If a
+    fragment has no entries, its last entry is below its first entry.
     """
     for fragment, following in pairwise([*metadata.fragments, None]):
         assert fragment is not None
@@ -119,7 +121,7 @@ def with_newcomers(
 
 
 def plan_ledger(metadata: LedgerMetadata, encoded: bytes, item_bytes: int) -> Iterator[AuditItem]:
-    """Cut one ledger into audit items that cost about `item_bytes` at most.
+    """Cut one ledger into audit items; each item costs at most about `item_bytes`.
 
     An empty closed ledger has one item without copies: only its metadata is checked.
     """
@@ -207,10 +209,10 @@ def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
 def runs_by_residue(
     stripe: Stripe, wanted: Sequence[EntryRange]
 ) -> Iterator[tuple[Stripe, int, int]]:
-    """Yield the `wanted` ids of a stripe as runs; each run has a stripe of one residue.
+    """Yield the `wanted` ids of a stripe as runs; the ids of a run have the same residue.
 
-    All ids with the same residue have the same write set. So a bookie stores whole runs, and one
-    read can return a run.
+    All ids with the same residue have the same write set. So a bookie stores all entries of a run
+    or none, and one read can return a whole run.
     """
     if stripe.modulus == 0:
         for first, last in wanted:
@@ -238,12 +240,12 @@ def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
 
 
 def intersection(one: Collection[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """Return the ids that are in both `one` and `other`, as ranges; in time linear in both."""
+    """Return the ids that are in both `one` and `other`, as ranges, in linear time."""
     return difference(one, difference(one, other))
 
 
 def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """Return the ids of `one` that are not in `other`, as ranges; in time linear in both."""
+    """Return the ids of `one` that are not in `other`, as ranges, in linear time."""
     mine, others = merged(one), merged(other)
     rest: list[EntryRange] = []
     at = 0

@@ -1,8 +1,8 @@
-"""Repairs copies: restores entries that bookies should store, but lack or have damaged.
+"""Repairs copies: restores entries that a bookie should store, but that are missing or damaged.
 
 A repair reads and verifies a good copy, and stores its unchanged packets, with digests, by recovery
-adds. A bookie keeps the newest copy of an entry, so the new copy replaces a corrupt copy. Before a
-repair copies anything, it checks the damage again, and skips entries that are intact now.
+adds. If a bookie gets an entry twice, the newer copy replaces the older copy, even a corrupt one.
+Before a repair copies anything, it checks the damage again, and skips entries that are intact now.
 
 A repair holds the lock of the ledger (`UnderreplicationManager`). Two concurrent repairs would be
 harmless, because both would write the same bytes.
@@ -55,7 +55,7 @@ class RepairOutcome:
 
     @property
     def is_whole(self) -> bool:
-        """True if the damage is repaired, or if no damage was left to repair."""
+        """True if the damage was repaired, or if there was no damage any more."""
         return self.outcome in ("repaired", "was-fine", "deleted")
 
 

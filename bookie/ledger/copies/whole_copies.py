@@ -1,7 +1,7 @@
-"""Proves that all members of all write sets store the entries of a closed ledger.
+"""Proves that each entry of a closed ledger is stored by all members of its write set.
 
-Each member lists its own entries. A listing does not prove that the bytes are intact. So one copy
-of each entry is read as well.
+Each member is asked to list its entries. A listing does not prove that the bytes are intact. So one
+copy of each entry is also read.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
     """Return the first reason why copies of a ledger may be missing; "" if all copies are listed.
 
     The reason may also be an open ledger, a vacant slot, or a bookie in `silent`. A listing does
-    not prove that the bytes of an entry are intact. Only listings by the incarnation in a bookie's
-    cookie count, because an older process of the bookie may still answer.
+    not prove that the bytes of an entry are intact. A listing counts only if the bookie answers
+    with the incarnation in its cookie, because an older process of the bookie may still answer.
 
     Args:
         client: the client with the connections to bookies.
         metadata: the metadata of the ledger.
-        silent: bookies that are not asked, because they did not answer before. `find_lack` adds a
+        silent: bookies that did not answer before, and are not asked again. `find_lack` adds a
             bookie that does not answer.
 
     Raises:
@@ -80,10 +80,10 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
 
 
 async def find_unreadable(client: LedgerClient, metadata: LedgerMetadata, pace: Pace) -> str:
-    """Describe the first entries of which no bookie has an intact copy; "" if all have a copy.
+    """Describe the first entries without any intact copy; return "" if all entries have one.
 
-    One bookie of each write set is read. Another bookie is read only for entries whose copies on
-    the earlier bookies are missing or damaged.
+    Each entry is read from one bookie of its write set. The next bookie is asked only for entries
+    whose copies on the bookies before are missing or damaged.
 
     Args:
         client: the client whose connections are used.

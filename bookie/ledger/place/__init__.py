@@ -3,21 +3,21 @@
 Bookies that fail together (one rack, one zone) form a **domain**. An operator names domains with
 labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy names the label that defines the
 domains. Bookies with the same value of this label are in one domain, so the names of racks must be
-unique in a cluster. A bookie without the label may be in any domain, so it does not count as a
-domain of a write set.
+unique in a cluster. The domain of a bookie without the label is unknown, so the bookie adds no
+domain to a write set.
 
 The bookies of every **write set** should be in several domains. In an ensemble of E slots, an entry
 is stored on Qw (the write quorum size) consecutive slots: the first is ``id % E``, and slot 0
-follows the last slot. A choice first maximizes the number of domains in the write set with the
-fewest domains. The choice then maximizes the number of domains in the write set with the second
-fewest domains, and so on. Among equally good choices, the choice is random; weights give bookies
-with more free space a higher probability.
+follows the last slot. Placement first maximizes the number of domains in the write set that has the
+fewest domains. Then it does the same for the write set with the second fewest domains, and so on.
+Among equally good choices, placement chooses at random. Weights make bookies with more free space
+more likely.
 
 A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
 as a failed bookie, and a spare bookie may take over the slot.
 
-Topology, weights and random numbers are arguments of the functions, so the same arguments give the
-same bookies.
+The functions get the labels, weights and random numbers as arguments, so the same arguments give
+the same bookies.
 
 | module | decides |
 |---|---|

@@ -2,7 +2,7 @@
 
 After a bookie failed for one ledger, this client avoids the bookie for all ledgers, for 15 to 45
 seconds. When a failed bookie registers again, the client may choose the bookie again. A bookie that
-lost its data may take over its own slot.
+lost its data may take over its former slot, as a new bookie without entries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum, slots_of
 
 QUARANTINE_SECONDS = 30.0
-"""The mean time for which a failed bookie is avoided."""
+"""The mean time, in seconds, for which a failed bookie is avoided."""
 
 _REREAD_SECONDS_MIN = 0.05
 _REREAD_SECONDS_MAX = 1.0
@@ -38,11 +38,11 @@ class Quarantine:
     def __init__(self, directory: BookieDirectory) -> None:
         self._directory = directory
         self._until: dict[str, tuple[float, int]] = {}
-        """Maps a bookie to its quarantine's end, and to its number of registrations at the
-        start."""
+        """Maps a bookie to the end of its quarantine, and to the number of its registrations when
+        the quarantine began."""
 
     def put(self, bookie_id: str) -> None:
-        """Quarantine a bookie for a random time; so clients use it again at different times."""
+        """Quarantine a bookie; the time is random, so clients use it again at different times."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
@@ -61,8 +61,8 @@ class Quarantine:
 class Incarnations:
     """Remembers the valid incarnation of each bookie, as the store had it at the first request.
 
-    Answers of another incarnation do not count, because an old process of a bookie may still run.
-    The old process would deny entries that the new process acknowledged.
+    Answers of another incarnation do not count: an old process of a bookie may still run, and would
+    deny entries that the new process acknowledged.
     """
 
     def __init__(self, cookies: CookieManager) -> None:
@@ -97,7 +97,7 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """Choose the bookies of a new ledger, quarantined bookies only if the others are too few.
+        """Choose the bookies of a new ledger; use quarantined bookies only if others are too few.
 
         Raises:
             NotEnoughBookiesError: there are too few bookies, or they are in too few domains.
@@ -222,8 +222,8 @@ class Ensembles:
         When a bookie may have lost data, it first writes a new incarnation to the metadata store,
         and only then lists the ledgers that name the bookie. If the store still has the incarnation
         in `incarnations`, the bookie's later listing will contain the new ledger. If the store has
-        another incarnation, an old process of the bookie may still acknowledge entries that will be
-        lost.
+        another incarnation, the result contains the bookie: its old process may still acknowledge
+        entries that will be lost.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -238,9 +238,9 @@ class Ensembles:
         }
 
     async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
-        """Read the incarnation of a bookie that a ledger now names; None without a readable cookie.
+        """Read the incarnation of a ledger's new bookie; None if it has no readable cookie.
 
-        Call this after the ledger's metadata names the bookie; `lost_since` gives the reason. The
+        Call this after the ledger's metadata names the bookie; `lost_since` explains why. The
         method repeats the read until the store answers.
         """
         pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)

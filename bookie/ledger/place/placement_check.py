@@ -1,4 +1,4 @@
-"""Checks if copies are placed as the placement policy demands, by the current labels."""
+"""Checks if copies are where the placement policy wants them, according to the current labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FragmentPlacement:
     domains: tuple[str, ...]
     """The failure domain of each bookie by the policy; empty for a bookie without the label."""
     spans: int
-    """The smallest number of domains that any write set spans."""
+    """The number of domains that the write set with the fewest domains spans."""
     wanted: int
     """The number of domains that each write set should span."""
 
@@ -69,7 +69,7 @@ class PlacementCheck:
             ConfigurationError: a setting of the section ``[placement]`` is wrong.
             MetadataError: the metadata store failed.
         """
-        await read_layout(self._store)  # a mistyped address must not count as a healthy cluster
+        await read_layout(self._store)  # raises if the address holds no cluster
         settings = placement_settings(self._sources, await ClusterSettings(self._store).read())
         async with BookieDirectory(self._store) as directory:
             self._placement = placement_of(settings, directory.all())

@@ -1,9 +1,9 @@
 """A client's current placement: the cluster's policy, and the labels and space of its bookies.
 
 The policy is a cluster setting (section ``[placement]``). As with every setting, the client's own
-file, environment variables and flags override the cluster's value. The view follows the cluster's
-setting, so a change applies to the next choice of bookies. An invalid change is logged and ignored;
-an invalid setting at the start is an error.
+file, environment variables and flags override the cluster's value. The view follows the cluster
+setting, so a changed policy applies to the next choice of bookies. An invalid change is logged and
+ignored; an invalid setting at the start is an error.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bookie.ledger.place.spread import UNKNOWN, Spread, draw, span, write_sets
 from bookie.ledger.quorum import Quorum, mask_of
 
 LEVELS = ("region", "zone", "rack")
-"""The labels that placement knows, from the widest failure domain to the narrowest."""
+"""The labels that placement knows, from the largest failure domain to the smallest."""
 
 FREE_SPACE_MULTIPLE_MAX = 3
 """The largest ratio of a bookie's weight to the weight of a bookie with median free space."""
@@ -32,11 +32,11 @@ class PlacementPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AckDomains:
-    """The failure domains of an ensemble's slots, and the number of domains that must acknowledge.
+    """A rule: the slots of each failure domain, and the number of domains that must acknowledge.
 
     With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region.
-    An entry needs both the ack quorum and the minimum: while the answering bookies span too few
-    domains, the entry is not acknowledged.
+    An entry is acknowledged only when it has an ack quorum, and the bookies that stored it span
+    enough domains.
     """
 
     masks: tuple[int, ...]
@@ -56,7 +56,7 @@ class AckDomains:
     def is_enough(self, acked: int, windows: Iterable[int]) -> bool:
         """True if the slots in `acked` span enough domains inside each window.
 
-        To learn if enough domains are possible at all, pass all working slots as `acked`.
+        Pass all working slots as `acked` to learn if enough domains are possible at all.
 
         Args:
             acked: the slots that acknowledged, as a bit mask.
@@ -78,7 +78,7 @@ class Placement:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Maps a bookie id to the labels of the bookie; a missing bookie has no labels."""
     weights: Mapping[str, int] = field(default_factory=dict)
-    """The chance of each bookie, relative to the others; empty if all chances are equal."""
+    """The probability weight of each bookie; empty if all bookies are equally likely."""
     domains_min: int = 2
     """The number of domains that every write set should span, if there are enough bookies."""
     enforce: bool = False
@@ -108,7 +108,7 @@ class Placement:
         return min(self.domains_min, write_quorum_size)
 
     def spans(self, ensemble: Sequence[str], write_quorum_size: int) -> tuple[int, ...]:
-        """Return how many domains each write set spans at least; unknown domains do not count."""
+        """Return the number of known domains of each write set; at least 1."""
         domains = self.domains(ensemble)
         return tuple(
             span([domains[slot] for slot in slots])
@@ -174,8 +174,8 @@ class Placement:
     ) -> dict[int, str]:
         """Choose bookies outside the ensemble for as many of `slots` as possible.
 
-        With `enforce`, a slot gets no bookie if a write set would then span fewer domains than
-        wanted, and fewer domains than it spans now.
+        With `enforce`, a slot gets no bookie if this would reduce the domains of a write set below
+        the wanted number.
 
         Args:
             ensemble: the current bookies of the slots, including failed bookies.
@@ -204,7 +204,7 @@ class Placement:
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], bool]:
-        """Choose a domain for each slot that can get a bookie.
+        """Choose a domain for each of `slots` that can get a bookie.
 
         The second value of the result is True if a better choice may exist.
         """
@@ -237,7 +237,7 @@ class Placement:
     ) -> dict[int, str]:
         """Choose a bookie for each slot, from the slot's domain in `domains`.
 
-        Bookies of a write set should also differ in their narrower domains, such as their racks.
+        Bookies of a write set should also be in different smaller domains, such as racks.
         """
         members = list(ensemble)
         for slot in domains:
@@ -257,7 +257,7 @@ class Placement:
         return [members[other] for other in near if members[other]]
 
     def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
-        """Return the part of `bookies` whose narrower domains are rarest among `neighbours`."""
+        """Return the bookies of `bookies` whose smaller domains are rarest among `neighbours`."""
         if self.policy is PlacementPolicy.DEFAULT:
             return bookies
         narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]
@@ -281,7 +281,7 @@ ANYWHERE = Placement()
 
 
 def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Weigh each bookie by its free space, up to three times the median free space."""
+    """Return each bookie's weight: its free space, but at most three times the median."""
     if not free_bytes:
         return {}
     most = FREE_SPACE_MULTIPLE_MAX * max(1, median_low(free_bytes.values()))

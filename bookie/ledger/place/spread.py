@@ -1,10 +1,10 @@
 """Searches a failure domain for each slot, so that write sets span as many domains as possible.
 
 The cost of a choice of domains is the sum of the costs of its write sets. A write set costs ``(E +
-1) ** (Qw - span)``, where its span is its number of domains. There are at most E write sets. So one
-more domain in a write set saves more than the total cost of all write sets with larger spans. The
-cheapest choice therefore has the largest possible smallest span, then as few write sets as possible
-with this span, and so on.
+1) ** (Qw - span)``, where its span is its number of domains. There are at most E write sets. So a
+write set that spans one more domain reduces the cost by more than the total cost of all write sets
+with larger spans. So in the cheapest choice, the smallest span is as large as possible. Then the
+number of write sets with this span is as small as possible, and so on.
 
 The search fills one slot after the other, and tries the best domain first. The search skips a
 partial choice that cannot become cheaper than the best complete choice so far. The search ends as
@@ -14,8 +14,8 @@ large ensembles the search ends after `STEPS_MAX` steps, and a second search fol
 - For a new ensemble, the second search tries the domain with the most bookies first among equally
   good domains, because bookies of large domains are hard to place late.
 - For newcomers, the second search fills slot by slot, while the later slots keep their bookies.
-  The slot-by-slot search always finds a choice if each slot can be filled alone, but the first
-  search may end without a choice.
+  This second search always finds a choice if each slot can be filled alone. The first search may
+  end without a choice.
 
 The cheaper result of the two searches is used; a still cheaper choice may exist.
 """
@@ -121,11 +121,11 @@ class Spread:
         return max(1, len(found - {UNKNOWN}))
 
     def _find_bound(self) -> int:
-        """Compute a lower bound of the cost; call this before the search."""
+        """Compute a lower bound of the cost of any choice; call this before the search."""
         if len(self._free) < self._size:
             return sum(self._costs)
-        # A slot adds its domain to Qw write sets. At best, the write sets of a domain's slots do
-        # not overlap.
+        # A slot adds its domain to Qw write sets. In the best case, the slots of a domain have no
+        # write set in common.
         alone, rest = divmod(self._size, self._write_quorum_size)
         gains: list[int] = []
         for domain, count in self._left.items():
@@ -138,7 +138,7 @@ class Spread:
             return self._price(max(1, each))
         spans = [each + 1] * more + [each] * (self._size - more)
         if each < 2 and self._left.get(UNKNOWN, 0):
-            # A write set with unknown domains only also has span 1, and needs no known domain.
+            # A write set whose domains are all unknown also has span 1, without any known domain.
             spans = [2] * (total // 2) + [1] * (self._size - total // 2)
             spans[0] += total % 2
         return sum(self._price(min(max(1, one), self._write_quorum_size)) for one in spans)
@@ -157,7 +157,7 @@ class Spread:
         return max(1, min(certain + inside.count(None), self._known))
 
     def _descend(self, depth: int, loss: int, kept: frozenset[int]) -> None:
-        """Fill the free slots from index `depth` on; `kept` are earlier slots left unchanged."""
+        """Fill the free slots from index `depth` on; the slots in `kept` keep their bookies."""
         so_far = (loss, sum(self._costs))
         if self._best is not None and so_far >= self._best:
             return
@@ -207,10 +207,10 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """Return the cost of an unfilled slot.
+        """Return the cost of a slot that gets no bookie.
 
-        A choice that fills more slots costs less. If two choices fill equally many slots, the
-        choice with the more urgent slots costs less.
+        A choice that fills more slots costs less. If two choices fill the same number of slots, the
+        choice that fills more urgent slots costs less.
         """
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
@@ -218,7 +218,7 @@ class Spread:
         return self.steps >= STEPS_MAX or self._is_cheapest()
 
     def _is_at_its_limit(self) -> bool:
-        """True if the search ended early, so that a better choice may exist."""
+        """True if the search ended at its limit of steps, so that a better choice may exist."""
         return self.steps >= STEPS_MAX and not self._is_cheapest()
 
     def _is_cheapest(self) -> bool:
@@ -243,7 +243,7 @@ class Spread:
         )
 
     def _in_order(self, slot: int) -> list[str]:
-        """Return the domains to try in a slot, best first; equivalent domains appear only once."""
+        """Return the domains to try in a slot, best first; of equivalent domains, only one."""
         shuffled = self._shuffled([domain for domain, left in self._left.items() if left > 0])
         used = {domain for domain in self._chosen if domain is not None}
         used.update(domain for domain in self._now if domain is not None)
@@ -270,7 +270,7 @@ class Spread:
 
 
 def draw(pool: list[str], weights: Mapping[str, int], pick: Callable[[int], int]) -> str:
-    """Draw a random name from `pool`, in proportion to its weight; a missing weight is 1."""
+    """Remove a random name from `pool`, in proportion to the weights (default 1); return it."""
     if not weights:
         return pool.pop(pick(len(pool)))
     at = pick(sum(weights.get(name, 1) for name in pool))

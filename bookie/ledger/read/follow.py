@@ -1,8 +1,8 @@
 """Reads the LAC of an open ledger once, or follows the LAC and the ledger's metadata.
 
-Bookies send hints about a ledger's LAC. A hint that contains the writer's LAC packet is proven by
-the packet's digest. After any other hint above the known LAC, the follower asks the bookie of the
-hint for packets. If no bookie sends a hint for a long time, the follower asks all bookies.
+Bookies send hints about a ledger's LAC. If a hint contains the writer's LAC packet, the packet's
+digest proves the LAC. After another hint with a higher LAC, the follower asks the bookie that sent
+the hint for packets. If no bookie sends a hint for a long time, the follower asks all bookies.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
         for _ in range(metadata.ensemble_size):
             slot, answer = await calls.next()
             if answer.status in _CALLER_TO_BLAME:
-                # After the client was closed, calls fail with such a status, too: raise
+                # Calls also fail with such a status if the client was closed; then raise
                 # ClientClosedError.
                 pool.require_open()
                 raise error_for_status(answer.status, answer.message)
@@ -108,7 +108,8 @@ class Follower:
         self._key_tag = key_tag(found.value.password_key)
         self._error: BookieError | None = None
         self._hints: dict[int, LacState] = {}
-        """The highest LAC in each bookie's recent hints, by slot of the last ensemble."""
+        """Maps a slot of the last ensemble to its bookie's hint with the highest LAC since the last
+        `advance`."""
         self._news = asyncio.Event()
         self._unsubscribe: list[Callable[[], None]] = []
         self._watcher: asyncio.Task[None] | None = None
@@ -135,8 +136,8 @@ class Follower:
     async def advance(self, last_add_confirmed: int) -> int:
         """Wait for a hint of a higher LAC or for newer metadata; return the highest proven LAC.
 
-        `found` is the newest metadata when `advance` returns. `advance` may return without any
-        change. The returned LAC is never below `last_add_confirmed`.
+        When `advance` returns, `found` is the newest metadata. `advance` may also return if nothing
+        has changed. The returned LAC is never below `last_add_confirmed`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -183,7 +184,7 @@ class Follower:
 
     def _on_hint(self, slot: int, state: LacState) -> None:
         if state.key_tag not in (b"", self._key_tag):
-            return  # another ledger has this id; bookies of older versions send no tag
+            return  # another ledger has this id now; older bookies send no tag
         known = self._hints.get(slot)
         if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
             self._hints[slot] = state
@@ -203,7 +204,8 @@ class Follower:
             except MetadataClosedError:
                 return
             except BookieError:
-                # Keep the metadata read last, which stays true; bookies report the LAC meanwhile.
+                # Keep the last metadata, which is still correct; meanwhile the bookies report the
+                # LAC.
                 await asyncio.sleep(METADATA_RETRY_SECONDS)
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:

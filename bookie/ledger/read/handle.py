@@ -1,9 +1,9 @@
 """The handle of a ledger's reader, which reads ranges, whole batches, and the tail.
 
 A reader returns only confirmed entries, except in `read_unconfirmed`. A closed ledger ends with its
-last entry. For a reader, an open ledger ends with the highest last add confirmed (LAC) that the
-reader knows. A reader takes a LAC only from a packet whose digest is correct. The LAC of a reader
-never moves back.
+last entry. For a reader, an open ledger ends with the highest last add confirmed (LAC) that this
+reader knows. A reader accepts a LAC only from a packet whose digest is correct. The LAC of a reader
+never decreases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.client.channel import ReadCommand
 
 READ_ONE_BYTES_MAX = 1024 * 1024
-"""Byte limit of a one-entry read, which the bookie reserves; larger entries are returned, too."""
+"""The number of bytes that the bookie reserves for a read of one entry; it also returns larger
+entries."""
 
 
 class ReaderHandle:
@@ -56,7 +57,7 @@ class ReaderHandle:
         self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._last_add_confirmed = NO_ENTRY
         self._quorum = Quorum.of(metadata)
-        # Readers of one ledger start at different replicas.
+        # Different readers of one ledger begin with different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
         self._limits = ReaderLimits(
             speculative_read_seconds=pool.settings.speculative_read_seconds,
@@ -67,7 +68,7 @@ class ReaderHandle:
             if metadata.write_quorum_size == 1
             else pool.settings.speculative_read_seconds
         )
-        """The time, in seconds, after which another replica is asked if the first has not
+        """The time, in seconds, after which another replica is asked if the first replica has not
         answered."""
 
     def __repr__(self) -> str:
@@ -91,7 +92,7 @@ class ReaderHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The highest confirmed entry id that this reader knows, never decreasing; -1 if none."""
+        """The highest confirmed entry id that this reader knows; -1 if none. It never decreases."""
         metadata = self._found.value
         return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
 
@@ -128,7 +129,8 @@ class ReaderHandle:
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the last confirmed entry.
-            NoSuchEntryError: every bookie that should store an entry denies this entry.
+            NoSuchEntryError: every bookie that should store the entry answers that it does not
+                exist.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
         if first_entry_id == last_entry_id:
@@ -163,8 +165,8 @@ class ReaderHandle:
         Raises:
             BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
             NoSuchLedgerError: the ledger was deleted.
-            NoSuchEntryError: every bookie that should store an entry denies it. If `last_entry_id`
-                is None, this error occurs only for a confirmed entry.
+            NoSuchEntryError: every bookie that should store the entry answers that it does not
+                exist. If `last_entry_id` is None, this error is raised only for a confirmed entry.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
         _check_range(first_entry_id, last_entry_id)
@@ -184,8 +186,8 @@ class ReaderHandle:
         if self.is_closed:
             return
         last = MAX_ID if last_entry_id is None else last_entry_id
-        # In a larger window of a striped ledger, one missing entry would hide the entries before
-        # it.
+        # Use windows of one entry: in a larger window of a striped ledger, a missing entry would
+        # also prevent the delivery of the entries before it.
         limits = replace(self._limits, striped_window_entries=1)
         try:
             async with aclosing(self._batches(position, last, limits)) as batches:
@@ -259,9 +261,10 @@ class ReaderHandle:
     async def read_acknowledged(
         self, first_entry_id: int, last_entry_id: int
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read entries that the caller knows as acknowledged; no bookie is asked for the LAC.
+        """Read entries that were acknowledged, as the caller knows; ask no bookie for the LAC.
 
-        The metadata of a log may name entries beyond the LAC that bookies can prove.
+        A caller may know this from a log's metadata, even for entries beyond the LAC that bookies
+        can prove.
 
         Raises:
             BadRequestError: the range is reversed.
@@ -279,7 +282,7 @@ class ReaderHandle:
                 yield entries
 
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
-        """Read entries from `start` on while the ledger is open, and then up to its last entry.
+        """Read entries from `start` on, including new entries, up to the end of the closed ledger.
 
         By default, the read starts at the ledger's first entry, as `bookie ledger tail` does. Pass
         `last_entry_id + 1` as `start` to get new entries only. The read yields new entries as soon
@@ -338,8 +341,8 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        # No bookie returned a confirmed entry. Only newer metadata can explain this, so sync the
-        # store.
+        # No bookie returned a confirmed entry. Perhaps newer metadata names other bookies, so sync
+        # the store.
         self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 

@@ -1,6 +1,7 @@
-"""The driver of one range read sends the requests of the state machine to the replicas.
+"""Drives one range read: sends the requests of its state machine (`reader`) to the replicas.
 
-The driver fetches up to `AHEAD_MAX` deliveries before the consumer asks for them.
+The driver fetches up to `AHEAD_MAX` deliveries (lists of entries) before the consumer asks for
+them.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ READ_ENTRIES_MAX = 4096
 of so many entries blocks the event loop for about a millisecond."""
 
 SPAN_BYTES = 2 * 1024 * 1024
-"""The intended number of packet bytes in a span. Each answer has a fixed cost for client and
-bookie: with answers of 1 MiB, both need a quarter more time."""
+"""The intended number of packet bytes in a span (`read_ahead`). Each answer has a fixed cost for
+client and bookie: with answers of 1 MiB, both need a quarter more time."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
-"""The largest number of packet bytes in one answer. A span is planned smaller, so that one answer
-suffices although entry sizes vary."""
+"""The largest number of packet bytes in one answer. A planned span is smaller, so that one answer
+is enough for a span although entry sizes vary."""
 
 
 class RangeRead:
@@ -65,7 +66,7 @@ class RangeRead:
 
     @property
     def is_complete(self) -> bool:
-        """True if `next` has returned the last entry of the range."""
+        """True if `next` has returned all entries of the range."""
         return not self._ready and self.machine.position > self.machine.last_entry_id
 
     def start(self) -> None:
@@ -77,7 +78,7 @@ class RangeRead:
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could return the next entry; this is the error of one replica.
+            BookieError: no replica could return the next entry; one replica failed with this error.
         """
         self._go_on()
         while not self._ready:
@@ -96,7 +97,7 @@ class RangeRead:
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
         self._timers.abandon()
-        # The task of the last answer may not be done yet; to cancel this task is harmless.
+        # The task of the last answer may still be running; it is harmless to cancel this task.
         calls = [call for call in self._calls if not call.done()]
         for call in calls:
             call.cancel()

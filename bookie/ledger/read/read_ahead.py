@@ -1,9 +1,9 @@
 """Read-ahead divides a long range into short spans, and reads several spans at a time.
 
-While one span is verified, the bookie sends the next span. Each span is a separate `RangeRead`,
-with its own replicas and failures. Entries are delivered in the order of ids. A span is about as
-long as one answer. A span is a range of ids. The sizes of earlier entries show how many ids fill an
-answer.
+While one span is verified, the bookie sends the next span. Each span, a range of ids, is read by
+its own `RangeRead`, with its own choice of replicas and its own failures. Entries are delivered in
+the order of ids. The entries of a span fit into about one answer. The sizes of earlier entries show
+how many ids fill an answer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from bookie.ledger.read.range_read import READ_ENTRIES_MAX, SPAN_BYTES, RangeRea
 from bookie.ledger.read.reader import LedgerRead, ReaderLimits
 
 SPANS_MAX = 3
-"""Concurrent spans: one that the consumer uses, one that is verified, one that is in flight."""
+"""The largest number of concurrent spans: one for the consumer, one being verified, one in
+flight."""
 
 FIRST_SPAN_ENTRIES = 64
-"""Length of the first spans of an open ledger, whose entry sizes are unknown."""
+"""The number of ids in each first span of an open ledger, whose entry sizes are unknown."""
 
 
 class ReadAhead:
@@ -50,8 +51,8 @@ class ReadAhead:
         self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
-        """The largest number of concurrent spans; 1 after a bookie had no room for several
-        answers."""
+        """The largest number of concurrent spans; 1 after a bookie refused several answers at
+        once."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 
@@ -60,7 +61,7 @@ class ReadAhead:
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could return the next entry; this is the error of one replica.
+            BookieError: no replica could return the next entry; one replica failed with this error.
         """
         while True:
             self._fill()
@@ -72,7 +73,8 @@ class ReadAhead:
             except TooManyRequestsError:
                 if self.spans_max == 1:
                     raise
-                # The bookie has no room for several answers per reader.
+                # The bookie refuses several answers at once for this reader, so read one span at a
+                # time.
                 self.spans_max = 1
                 self._position = span.machine.position
                 await self.close()
@@ -108,13 +110,13 @@ class ReadAhead:
             span.start()
 
     def _learn(self, span: RangeRead) -> None:
-        """Use the entry size and the replica of a finished span for the next spans."""
+        """Plan the next spans with the entry size and the replica of a finished span."""
         self._span_entries = _span_of(self._metadata, span.bytes_read // span.entries_read)
         self._replica, self._suspects = span.machine.replica, span.machine.suspects
 
 
 def _first_guess(metadata: LedgerMetadata) -> int:
-    """Guess the length of the first spans from the mean entry size of a closed ledger."""
+    """Guess the number of ids in the first spans; for a closed ledger, use its mean entry size."""
     if metadata.is_closed and metadata.last_entry_id >= 0:
         mean = metadata.length // (metadata.last_entry_id + 1)
         return _span_of(metadata, mean + HEADER_SIZE_BYTES)
@@ -122,6 +124,6 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 
 
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
-    """Return the length of a span in ids: about one full answer for each class of entries."""
+    """Return the number of ids in a span: about one full answer for each class of entries."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
     return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

@@ -2,19 +2,19 @@
 
 A read covers ids ``first … last``. Except in `ReaderHandle.read_unconfirmed`, all of these ids are
 confirmed: the caller has limited `last` to the LAC, or to the last entry of a closed ledger. The
-read proceeds by fragments, and within a fragment by windows of ids. The entries of a window are
-delivered in id order. The event `Continue` fetches the next window.
+read handles one fragment after the other, and within a fragment one window of ids after the other.
+The entries of a window are delivered in id order. The event `Continue` fetches the next window.
 
-The ids of a window that share a write set form a **part**: one part without striping, otherwise one
-per class. One replica serves a part as long as it returns entries. If the replica fails for the
-next id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set
-serves the part. If a replica does not answer soon, a second replica is asked as well, and the first
-answer with entries is used. If replicas answer TOO_MANY_REQUESTS, and no other replica can serve
-the id, the read waits for the shortest pause that a replica asked for. The read waits at most
-`rate_patience_seconds` for one id. The read fails only if all replicas failed for the same id. If
-all replicas deny the entry, the read ends with `NoSuchEntryError`. If a replica failed for another
-reason, the read asks all replicas again, in `attempts_max` rounds, and then ends with the error of
-one replica.
+The ids of a window that have the same write set form a **part**. Without striping, a window has one
+part; otherwise, it has one part for each class. One replica serves a part as long as it returns
+entries. If the replica fails for the next id (no such entry, unreadable, wrong digest, no answer),
+the next replica of the write set serves the part. If a replica does not answer soon, a second
+replica is asked as well, and the first answer with entries is used. If only replicas that answered
+TOO_MANY_REQUESTS can serve the id, the read waits for the shortest pause that one of them asked
+for. The read waits at most `rate_patience_seconds` for one id. The read fails only if all replicas
+failed for the same id. If all replicas deny the entry, the read ends with `NoSuchEntryError`. If
+any replica failed for another reason, the read asks all replicas again. After `attempts_max`
+rounds, the read ends with the error of one of these replicas.
 """
 
 from __future__ import annotations
@@ -109,31 +109,32 @@ class ReaderLimits:
     retry_seconds: float = 0.5
     """The pause before the next round over all replicas."""
     rate_patience_seconds: float = 60.0
-    """The time for which one id may wait for bookies whose rate is used up."""
+    """The longest time that one id may wait for bookies that answer TOO_MANY_REQUESTS."""
     striped_window_entries: int = 4096
-    """The largest window of a striped ledger, in ids; the reader sorts the entries of a window."""
+    """The largest number of ids in a window of a striped ledger; the reader must sort a window's
+    entries."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """The ids of one class in the current window that are not read yet."""
+    """The ids of one class in the current window, and the state of their read."""
 
     stripe: Stripe
     position: int
-    """The next wanted id; above `last` when the part is complete."""
+    """The next id to read; above `last` when the part is complete."""
     last: int
     entries: Sequence[Entry] = ()
     replica: int = 0
-    """Position of the serving replica in the write set."""
+    """The position in the write set of the replica that serves this part."""
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
     """Maps a slot to the reason why it failed to serve `position` in this round."""
     attempts: int = 0
     retries_after: dict[int, float] = field(default_factory=dict)
     """Maps a slot to the pause, in seconds, that its bookie asked for in this round."""
     waited_seconds: float = 0.0
-    """The seconds that `position` has waited for bookies whose rate is used up."""
+    """The seconds that `position` has waited for bookies that answered TOO_MANY_REQUESTS."""
     requests: dict[int, int] = field(default_factory=dict)
-    """Maps the number of a request under way to its slot."""
+    """Maps the number of each unanswered request to its slot."""
 
 
 class LedgerRead:
@@ -159,7 +160,7 @@ class LedgerRead:
         """The first id that is not delivered yet."""
         self.last_entry_id = last_entry_id
         self.replica = replica % metadata.write_quorum_size
-        """The write set's position that is asked first; several readers should use different
+        """The position in the write set that is asked first; several readers should use different
         positions."""
         self.bookies: Sequence[str] = ()
         self.parts: list[_Part] = []
@@ -211,7 +212,7 @@ class LedgerRead:
             return []
         entries = parts[0].entries
         if len(parts) > 1:
-            # Ids are unique, so tuples compare by id alone.
+            # Entries are tuples that begin with a unique id, so they are sorted by id.
             entries = sorted(entry for part in parts for entry in part.entries)
         self.position = entries[-1].entry_id + 1
         self.replica = parts[0].replica
@@ -221,7 +222,7 @@ class LedgerRead:
     # -- parts -------------------------------------------------------------------------------------
 
     def _ask(self, part: _Part) -> list[ReaderEffect]:
-        """Ask the next replica that has not failed and has no request under way."""
+        """Ask the next replica that has not failed in this round and has no unanswered request."""
         members = self.quorum.write_set(part.position)
         members = members[part.replica :] + members[: part.replica]
         busy = part.requests.values()

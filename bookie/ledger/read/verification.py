@@ -134,7 +134,7 @@ async def list_stored(
     *,
     incarnation: str = "",
 ) -> list[tuple[int, int]]:
-    """Return the ranges of ids from `first` to `last` (-1: the end) that a bookie lists as stored.
+    """Return the ranges of ids that a bookie lists as stored, from `first` to `last` (-1: the end).
 
     If `incarnation` is not empty, only a bookie of this incarnation answers.
 
@@ -158,8 +158,7 @@ async def list_stored(
         except NoSuchLedgerError:
             return []
         except TooManyRequestsError as error:
-            # A bookie refuses a listing only before the first page, so `ranges` has nothing of this
-            # listing.
+            # A bookie refuses a listing only before its first page, so `ranges` is still empty.
             waited += error.retry_after_seconds
             if not error.retry_after_seconds or waited > pool.settings.rate_patience_seconds:
                 raise

@@ -57,7 +57,7 @@ _log = event_log(__name__)
 
 ADDS_BEHIND_MAX = 32
 """The largest number of unanswered batches per bookie. Without this limit, batches for a dead
-bookie would fill the memory while an ack quorum of other bookies continues."""
+bookie would fill the memory while the other bookies form ack quorums."""
 
 
 async def recover_ledger(
@@ -68,11 +68,11 @@ async def recover_ledger(
 ) -> Versioned[LedgerMetadata]:
     """Fence a ledger, find its end, and close it there; return its final metadata.
 
-    The closed ledger has every acknowledged entry of its writer on an ack quorum. A ledger that is
-    already closed stays unchanged. If too few bookies of the last ensemble store the found entries,
-    other bookies take over slots. The metadata of the closed ledger names these bookies. After a
-    cancellation or a failure the ledger may stay IN_RECOVERY; any client may then start another
-    recovery.
+    Every entry that the writer had acknowledged is then in the closed ledger, on an ack quorum. A
+    ledger that is already closed stays unchanged. If too few bookies of the last ensemble store the
+    found entries, other bookies take over slots of this ensemble. The metadata of the closed ledger
+    names these other bookies. After a cancellation or a failure the ledger may stay IN_RECOVERY;
+    any client may then start another recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
@@ -121,7 +121,8 @@ class _RecoveryDriver:
         self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations = Incarnations(ensembles.cookies)
-        """The incarnations whose answers count, read after the ledger was marked IN_RECOVERY."""
+        """The incarnation of each bookie whose answers count, read after the ledger became
+        IN_RECOVERY."""
         self._failing: set[str] = set()
         """Bookies that failed to store entries; these bookies take over no slot."""
         self._adds_behind: Counter[str] = Counter()
@@ -176,7 +177,7 @@ class _RecoveryDriver:
             incarnation = await self._incarnations.of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             timeout = self._pool.settings.read_timeout_seconds
-            # A bookie may limit the rate of reads that do not fence.
+            # `patiently`, because a bookie may limit the rate of reads that do not fence.
             reply = await patiently(
                 lambda: channel.read(command, timeout=timeout, incarnation=incarnation),
                 self._pool.settings.rate_patience_seconds,

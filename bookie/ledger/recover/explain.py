@@ -1,12 +1,11 @@
-"""Explains how a recovery would end, without running a recovery.
+"""Explains how a recovery would end, without a change of the ledger.
 
 An explanation changes nothing: bookies, metadata and entries stay as they are. The explanation asks
 the bookies of the last ensemble for their LAC, for information about themselves, and for entries
-beyond the LAC. `RecoveryForecast` runs the state machine of a recovery with the answers of the
-bookies.
+beyond the LAC. With these answers, `RecoveryForecast` runs the state machine of a recovery.
 
-The first answers set a **horizon**, the highest entry that any bookie has. Entries that a live
-writer adds beyond the horizon are ignored, so that the explanation ends.
+The first answers determine a **horizon**: the highest entry that any of these bookies has. Entries
+that a live writer adds beyond the horizon are ignored, so that the explanation ends.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ from bookie.metadata.versioned import Versioned
 _NO_ANSWER = "no answer"
 
 RANDOM_ORDERS = 30
-"""The number of random answer orders to try for a striped ledger, besides the two extreme
+"""For a striped ledger: the number of random orders of the answers to try, besides the two extreme
 orders."""
 
 _Order = Callable[[ForecastAnswer], tuple[bool, float]]
-"""A sort key that decides which answer of a round comes first."""
+"""A sort key that decides in which order the answers of a round arrive."""
 
 
 async def explain_ledger(
@@ -100,11 +99,11 @@ class _Probe:
     is_reachable: bool
     """True if the bookie answers with the incarnation that a recovery accepts."""
     last_listed_id: int = NO_ENTRY
-    """The last entry that the bookie lists without proof."""
+    """The last entry that the bookie lists as stored; a listing is no proof."""
 
 
 class _Inquiry:
-    """Asks the bookies of one ledger; equal questions are asked once."""
+    """Asks the bookies of one ledger; asks each question only once."""
 
     def __init__(self, metadata: LedgerMetadata, pool: BookiePool, ensembles: Ensembles) -> None:
         self.probes: list[_Probe] = []
@@ -217,7 +216,7 @@ class _Inquiry:
         name, stripe = effect.bookie_id, effect.stripe
         last = effect.last_entry_id
         wanted = stripe.next_id(effect.first_entry_id)
-        if effect.fence:  # the read concerns the last ensemble, whose bookies were already asked
+        if effect.fence:  # only the last ensemble, which `probes` describes, gets fencing reads
             probe = self.probes[effect.slot]
             if not probe.is_reachable:
                 return _unread(effect, probe.lac.status, probe.lac.message)
@@ -270,7 +269,7 @@ class _Inquiry:
 
     @property
     def last_add_confirmed(self) -> int:
-        """Return the highest LAC that an answer proved, or the entry before the last fragment."""
+        """Return the highest proven LAC, or, if higher, the entry before the last fragment."""
         before = self._metadata.last_fragment.first_entry_id - 1
         return max(before, *(probe.lac.last_add_confirmed for probe in self.probes))
 

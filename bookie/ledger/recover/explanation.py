@@ -31,7 +31,7 @@ class SlotFindings:
     last_add_confirmed: int | None = None
     """The highest LAC that the bookie knows; None if the bookie reports no LAC."""
     last_entry_id: int | None = None
-    """The last entry that the bookie proved; None if the bookie proved no entry."""
+    """The last entry that the bookie proved with a packet; None if it proved no entry."""
     incarnation: str = ""
     """Incarnation of the bookie's running process; empty if unknown."""
     registered_incarnation: str = ""
@@ -57,7 +57,7 @@ class TailRange:
 
 
 def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, ...]:
-    """Find the bookies that store each range of entries, from the ids that each bookie lists."""
+    """Divide the listed ids into ranges of entries that the same bookies store."""
     begins: dict[int, set[str]] = {}
     ends: dict[int, set[str]] = {}
     for name, ranges in held.items():
@@ -84,17 +84,18 @@ class LedgerExplanation:
     metadata: LedgerMetadata
     version: int
     outcomes: tuple[Outcome, ...]
-    """The outcomes of recoveries that get the answers in different orders; at least one.
+    """The outcomes of simulated recoveries, which get the answers in different orders; at least
+    one.
 
-    For a striped ledger, not every order of answers is tried. So a recovery of a striped ledger may
-    end at another entry, but never below the LAC.
+    For a striped ledger, not every order of answers is tried. So a real recovery of a striped
+    ledger may end at an entry that is not in `outcomes`, but never below the LAC.
     """
     slots: tuple[SlotFindings, ...] = ()
     """The slots of the last ensemble; empty for a closed ledger, because no bookie is asked."""
     last_add_confirmed: int = NO_ENTRY
-    """The highest LAC that an answer proved, or the entry before the last fragment."""
+    """The highest proven LAC, or, if higher, the entry before the last fragment."""
     tail: tuple[TailRange, ...] = ()
-    """Ranges of entries beyond the LAC that bookies list."""
+    """The ranges of entries beyond the LAC that bookies list as stored."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Maps a bookie to the reason why its last answer did not help."""
 

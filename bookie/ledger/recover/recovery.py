@@ -3,41 +3,46 @@
 ========== =========================================================================================
 state      what happens, and what ends it
 ========== =========================================================================================
-MARKING    compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neither close the ledger
-           nor change its ensemble. Keep the metadata of this moment: it names the last ensemble,
-           also if the ledger changes later. CLOSED already -> DONE
-FENCING    fence every bookie of the last ensemble and ask for its LAC, until the answers cover:
-           no write set has an ack quorum among the bookies that did not answer
-READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
-           fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
-           denials of the next entry: the ledger ends before it -> CLOSING. If all bookies answered
-           without such a result, read again later; after a few attempts the recovery fails
-RE-ADDING  store the packets, byte for byte, on their write sets. Qa copies of each entry ->
-           READING. If a write set can no longer reach Qa, other bookies take over the failed slots
-MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
-CLOSING    compare-and-set IN_RECOVERY -> CLOSED; after a conflict, read the metadata. CLOSED by
-           another client, not below the LAC, counts as success. IN_RECOVERY: try again, from
-           FENCING if the last fragment has changed, or if a newcomer has lost entries
-DONE       the ledger is CLOSED
-FAILED     the recovery did not close the ledger, which is undamaged; another recovery may start
+MARKING    Compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neither close the ledger
+           nor change its ensemble. Keep this version of the metadata: its last ensemble stays the
+           last ensemble of the recovery, even if the ledger changes later. If the ledger is already
+           CLOSED -> DONE.
+FENCING    Fence every bookie of the last ensemble and ask for its LAC, until the answers cover the
+           ensemble: no write set has an ack quorum among the bookies that did not answer.
+READING    Read forward, by batches and with fencing reads, from max(LAC, first id of the last
+           fragment - 1) + 1. If one verified copy of the next entry is found, the entry exists ->
+           RE-ADDING. If Qw - Qa + 1 bookies definitely deny the next entry, the ledger ends before
+           it -> CLOSING. If all bookies answered without such a result, read again later; after a
+           few attempts the recovery fails.
+RE-ADDING  Store the packets, byte for byte, on their write sets. When each entry has Qa copies ->
+           READING. If a write set can no longer reach Qa copies, other bookies take over its failed
+           slots.
+MEASURING  No entry was found, and the length is unknown: read the entry before, which was
+           acknowledged, to get the length.
+CLOSING    Compare-and-set IN_RECOVERY -> CLOSED; after a conflict, read the metadata. If another
+           client has CLOSED the ledger, not below the LAC, this is a success. If it is still
+           IN_RECOVERY, try again; begin with FENCING if the last fragment has changed, or if a
+           newcomer has lost entries.
+DONE       The ledger is CLOSED.
+FAILED     The recovery did not close the ledger, which is undamaged; another recovery may start.
 ========== =========================================================================================
 
 A recovery is safe because a bookie that fenced the ledger, or denied an entry on a fencing read,
 refuses plain adds afterwards. So an entry that Qw - Qa + 1 members of its write set denied cannot
 be acknowledged later. The entry was not acknowledged before either, because then at least one of
-these members would have stored the entry. A bookie may still hold entries beyond the end of the
-ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
-their original LAC, so no LAC exceeds the last entry that the writer had acknowledged.
+these members would have stored the entry. A bookie may still store entries beyond the end of the
+ledger, but these entries stay unacknowledged and unreadable. A recovery stores each packet with its
+original LAC, so no packet has a LAC beyond the last entry that the writer had acknowledged.
 
-Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
-stored on other bookies; only the compare-and-set that closes the ledger names these bookies
+Fences and reads always go to the last ensemble that the recovery found at its start. Adds may go to
+other bookies, but the metadata names these bookies only when the ledger is closed
 (`recovery_tail`). A new bookie takes over its slot from the first entry that is not yet on an ack
 quorum. New bookies never take over entries of an earlier fragment, because reading starts in the
-last fragment. After a recovery that stopped early, the next recovery uses none of its results.
+last fragment. If a recovery stops early, the next recovery begins anew, without its results.
 
 Another bookie takes over a failed slot only if no ack quorum is possible without it. A slow bookie
-causes no change: Qa other bookies suffice, and each later batch is sent to the slow bookie again.
-So a recovery creates few fragments, and keeps spare bookies for slots that need them.
+is not replaced while Qa other bookies store the entries; each later batch is also sent to the slow
+bookie. So a recovery creates few fragments, and keeps spare bookies for slots that need them.
 
 Source: the BookKeeper protocol document, "Closing a ledger as a reader".
 """
@@ -91,7 +96,7 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 _RETRY = ("retry", 0)
 
 _FATAL = frozenset({Status.NOT_PERMITTED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
-"""Answers that report a fault of the caller: every other bookie would give the same answer.
+"""Answers that report an error of the caller, which every other bookie would also report.
 
 UNAUTHORIZED does not end a recovery. The password was checked before, so an UNAUTHORIZED bookie
 knows another ledger with this id. A bookie that answers UNAUTHORIZED stores nothing of this ledger,
@@ -100,7 +105,7 @@ and its answer does not count.
 
 
 class RecoveryState(enum.Enum):
-    """The states of a recovery, which a table in this module explains."""
+    """The states of a recovery; the table at the top of this module explains them."""
 
     MARKING = "marking"
     FENCING = "fencing"
@@ -117,7 +122,7 @@ class RecoveryLimits:
     """Limits of one recovery."""
 
     attempts_max: int = 3
-    """The number of rounds without progress before the recovery fails."""
+    """The number of rounds without progress after which the recovery fails."""
     retry_seconds: float = 0.5
     """The pause before the next round of requests."""
     reread_seconds: float = 0.05
@@ -136,13 +141,13 @@ class LedgerRecovery:
         self.limits = limits or RecoveryLimits()
         self.quorum = Quorum.of(metadata)
         self.tail = RecoveryTail.of(metadata)
-        """The fragments of re-added entries; the metadata store gets these fragments only at the
-        close."""
+        """The fragments for the re-added entries; they are written to the metadata store only at
+        the close."""
         self.state = RecoveryState.MARKING
         self.round = 0
-        """Number of the last round of requests; an answer to an earlier round is ignored."""
+        """The number of the current round of requests; answers to earlier rounds are ignored."""
         self.attempts_left = self.limits.attempts_max
-        """The number of rounds that may still end without a decision; any progress resets this
+        """The number of further rounds that may end without a decision; any progress resets this
         number."""
         self.restarts_left = self.limits.attempts_max
         self.waiting = 0
@@ -150,18 +155,18 @@ class LedgerRecovery:
         self.fenced = 0
         """Slots whose bookies have fenced the ledger and reported their LAC."""
         self.last_add_confirmed = NO_ENTRY
-        """The highest LAC that a verified packet proved during FENCING; later states do not change
-        it."""
+        """The highest LAC that a verified packet proved in the state FENCING; later states do not
+        change it."""
         self.next_entry_id = 0
         """Every entry below this id exists on an ack quorum, or was acknowledged."""
         self.length: int | None = None
         """Length of the ledger up to `next_entry_id` - 1; None until a verified packet proves
         it."""
         self.denied: dict[int, int] = {}
-        """Maps an entry id, from `next_entry_id` on, to the slots that denied it on a fencing
-        read."""
+        """Maps an entry id, from `next_entry_id` on, to the slots that denied the entry on a
+        fencing read."""
         self.silence = "no bookie answered"
-        """The last answer that was neither success nor a denial, for the error message."""
+        """For the error message: the last answer that was neither a success nor a denial."""
         self._found: dict[int, EntryBatch] = {}
         self._heard = 0
         """Slots that returned entries or a denial in this round of reads."""
@@ -171,7 +176,7 @@ class LedgerRecovery:
         self._failed = 0
         """Slots that failed in this round of adds, and for which no newcomer was requested yet."""
         self._offered: int | None = None
-        """Slots for which newcomers are being chosen."""
+        """Slots for which newcomers are being chosen; None if no choice is under way."""
         self._conflicts = 0
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
@@ -241,8 +246,8 @@ class LedgerRecovery:
             case RecoveryState.READING:
                 return self._read()
             case RecoveryState.READDING:
-                # During a choice of newcomers, send nothing: a former bookie's answer must not
-                # count as the newcomer's answer.
+                # While newcomers are being chosen, send nothing: an answer of the former bookie
+                # must not count as an answer of the newcomer.
                 return self._send_adds() if self._offered is None else []
             case RecoveryState.MEASURING:
                 return self._measure()
@@ -290,7 +295,8 @@ class LedgerRecovery:
     # -- READING -----------------------------------------------------------------------------------
 
     def _start_reading(self) -> list[RecoveryEffect]:
-        # A bookie that is new in the last ensemble may know only an older LAC.
+        # The entries before the last fragment are confirmed, but the bookies may know only an older
+        # LAC.
         before = self.metadata.last_fragment.first_entry_id - 1
         last_known = max(self.last_add_confirmed, before)
         self.next_entry_id = last_known + 1
@@ -311,7 +317,8 @@ class LedgerRecovery:
                 self.next_entry_id,
                 MAX_ID,
                 self.quorum.stripe_of(slot),
-                # Without a fence, the bookie could deny the entry and store it later.
+                # Without a fence, the bookie could deny the entry now, and accept it from the
+                # writer later.
                 fence=True,
             )
             for slot in slots_of(self.waiting)
@@ -335,7 +342,7 @@ class LedgerRecovery:
                 self._found[slot] = batch
                 undecided = stripe.next_id(batch.last_entry_id + 1)
             if answer.next_entry_id != undecided:
-                denial = Status.OK  # the denial is about another id
+                denial = Status.OK  # the bookie denies another id
         if denial.is_definite_negative:
             self.denied[undecided] = self.denied.get(undecided, 0) | 1 << slot
         return self._evaluate()
@@ -345,9 +352,9 @@ class LedgerRecovery:
         quorum, entry_id = self.quorum, self.next_entry_id
         run = run_from(entry_id, list(self._found.values()))
         if run is not None:
-            # In a striped ledger, a run is short while the bookies of the following entry have not
-            # answered. An answer of one of these bookies suffices, so a silent bookie does not
-            # delay the entries of other bookies.
+            # In a striped ledger, the run ends too early if no bookie of the following entry has
+            # answered yet. Wait for the answer of only one of these bookies, so that a silent
+            # bookie does not delay the others' entries.
             following = quorum.write_mask(run.last_entry_id + 1)
             is_whole = following & self._heard or not following & self.waiting
             return self._readd(run) if is_whole else []
@@ -405,7 +412,7 @@ class LedgerRecovery:
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
         """Request newcomers for failed slots, if no ack quorum is possible without newcomers."""
         if self._offered is not None:
-            return []  # a choice depends on the result of the last choice
+            return []  # wait for the result of the choice under way
         possible = self._acked | self.waiting
         short = [
             index
@@ -446,7 +453,8 @@ class LedgerRecovery:
         self.state = RecoveryState.MEASURING
         entry_id = self.next_entry_id - 1
         self._begin_round(self.quorum.write_mask(entry_id))
-        # The entry may belong to an earlier fragment, whose bookies need no fence.
+        # The entry may be in an earlier fragment. No fence is needed, because the entry was
+        # acknowledged.
         bookies = self.metadata.fragment_of(entry_id).bookies
         return [
             SendRecoveryRead(
@@ -485,7 +493,7 @@ class LedgerRecovery:
         return self._done()
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
-        """Continue, end or fail by the current metadata, which was read after a failed write."""
+        """Continue, end or fail, as the current metadata demands after a failed write."""
         if metadata.c_token != self.metadata.c_token:
             return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
@@ -509,7 +517,8 @@ class LedgerRecovery:
             )
         if metadata.last_fragment == self.tail.frozen:
             return self._close()
-        # The recovery stored entries on bookies that the metadata no longer names.
+        # Another client replaced bookies, so the recovery has stored entries on bookies that the
+        # metadata no longer names.
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:

@@ -1,7 +1,7 @@
 """Events and effects of the recovery's state machine; `recovery` says when and why they occur.
 
-Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
-answers each send exactly once: a call that fails or times out is an answer with the status of its
+Every send carries the number of its **round**; an answer to an earlier round is ignored. The driver
+answers each send exactly once. If a call fails or times out, its answer has the status of the
 error.
 """
 
@@ -39,8 +39,8 @@ class Start:
 class FenceAnswered:
     """A bookie fenced the ledger and proved its LAC, or the bookie failed.
 
-    The driver verifies the digest of each packet first. One wrong digest turns the whole answer
-    into `Status.BAD_CHECKSUM`.
+    The driver has verified the digest of each packet. If one digest is wrong, the status is
+    `Status.BAD_CHECKSUM`.
     """
 
     round: int
@@ -143,10 +143,10 @@ class PublishNewcomers:
 
     The write must fail if a newcomer's incarnation has changed since the newcomer was chosen. The
     check of incarnations and the write must be one step of the store. A bookie that may have lost
-    data renews its incarnation, and then puts every ledger that names the bookie in limbo. The
-    metadata names a newcomer only after this write. So a separate check before the write would miss
-    a newcomer that loses its data between the check and the write. A check after the write would
-    find the loss too late, because the write cannot be undone.
+    data first gets a new incarnation. Then it puts in limbo every ledger whose metadata names this
+    bookie. But the metadata names a newcomer only after this write. So a separate check before the
+    write would miss a newcomer that loses its data between the check and the write. A check after
+    the write would find the loss too late, because the write cannot be undone.
 
     The answer is `NewcomersLost`, or one of the answers to `WriteMetadata`.
     """

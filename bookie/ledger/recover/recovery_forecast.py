@@ -1,18 +1,18 @@
-"""Forecasts the decision of a recovery, without running a recovery.
+"""Forecasts the decision of a recovery, without a change of the ledger.
 
 `RecoveryForecast` runs the recovery's own state machine, so forecast and recovery make the same
-decisions. The forecast carries out no effect of the machine: writes of metadata count as done, and
-adds are answered from the known state of the bookies. The driver answers the machine's remaining
-questions with calls that change nothing. The driver reads the LAC instead of fencing, and its reads
-do not fence.
+decisions. The forecast does not carry out the effects of the state machine: a write of metadata
+counts as done, and an add is answered from what is known about its bookie. For the other effects,
+the driver gets real answers by calls that change nothing. The driver reads the LAC instead of
+fencing, and its reads do not fence.
 
 Without fences, a bookie's denial of an entry holds only for the moment: a live writer may still
 store the entry, and get it acknowledged.
 
-A forecast simulates one attempt. The driver chooses the order of the answers, and this order may
-change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps such an
+A forecast simulates one attempt. The outcome may depend on the order of the answers, which the
+driver chooses. For example, only some bookies have an entry beyond the LAC. The recovery keeps this
 entry if one of these bookies answers before enough other bookies deny the entry. For a ledger that
-is not striped, `lowest_first` and `highest_first` give the extreme outcomes.
+is not striped, the orders `lowest_first` and `highest_first` give the extreme outcomes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from bookie.ledger.recover.recovery_events import (
 )
 
 Question = SendFence | SendRecoveryRead | ChooseNewcomers
-"""Questions for bookies; the driver asks without a fence, even if the effect demands a fence."""
+"""Effects that the driver answers by asking bookies, or by a choice of newcomers. It asks without a
+fence, even if the effect demands a fence."""
 
 ForecastAnswer = FenceAnswered | RecoveryReadAnswered | NewcomersChosen
 
@@ -62,7 +63,7 @@ class WouldClose:
     last_entry_id: int
     length: int
     first_readded_id: int = NO_ENTRY
-    """The first entry that would be re-added, with all later entries; -1 if there is none."""
+    """The first of the entries that would be re-added; -1 if there are none."""
     newcomers: tuple[str, ...] = ()
     """Bookies that would take over the slots of failed bookies."""
 
@@ -135,7 +136,8 @@ class RecoveryForecast:
         self._ensemble = frozenset(metadata.last_fragment.bookies)
         self._stores = stores
         self._first_id = NO_ENTRY
-        """The first id that the recovery reads; entries from this id on would be re-added."""
+        """The first id that the recovery reads; every found entry from this id on would be
+        re-added."""
 
     def begin(self) -> list[Question]:
         return self._feed(Start())
@@ -195,7 +197,7 @@ class RecoveryForecast:
             return WouldFail(error, state, entry_id, ())  # a bookie refused the caller
         match state:
             case RecoveryState.FENCING:
-                # As in `Quorum.covers`, fewer than an ack quorum of bookies may be silent.
+                # As in `Quorum.covers`, up to Qa - 1 bookies of a write set may be silent.
                 missing, spared = ~machine.fenced, quorum.ack_quorum_size - 1
             case RecoveryState.READING:
                 windows = (quorum.write_mask(entry_id),)

@@ -1,10 +1,10 @@
 """The tail of a recovery: fragments that stay in memory until the ledger is closed.
 
-A recovery reads the last fragment to its end; this fragment is **frozen** as the recovery found it.
-The recovery may store the found entries on other bookies. The tail is the list of fragments that
-replace the frozen fragment in the metadata of the closed ledger. Other clients may see the tail
-only after the close. Before the close, some bookies of the tail have no entry yet, and another
-recovery would believe these bookies' denials.
+A recovery reads the last fragment to its end. It remembers this fragment unchanged, as the
+**frozen** fragment. It may store the found entries on other bookies. The tail is the list of
+fragments that replace the frozen fragment in the metadata of the closed ledger. Other clients may
+see the tail only after the close. Before the close, some bookies of the tail may not have their
+entries yet. If the metadata already named them, another recovery would believe their denials.
 
 Source: the notes on recovery in the TLA+ specification of BookKeeper's protocol.
 """
@@ -22,7 +22,8 @@ class RecoveryTail:
     """The fragments that replace a ledger's last fragment; a change creates a new object."""
 
     frozen: Fragment
-    """The last fragment when the recovery began, which the recovery fences and reads."""
+    """The ledger's last fragment when the recovery began; the recovery fences and reads its
+    bookies."""
     fragments: tuple[Fragment, ...]
     """The fragments of the tail, in ascending order; the first begins with the first id of
     `frozen`."""

@@ -28,7 +28,7 @@ BOOKIES_AT_ONCE = 16
 async def find_unnamed_entries(
     pool: BookiePool, registered: Iterable[str], metadata: LedgerMetadata
 ) -> str:
-    """Describe an entry beyond all entries on the last ensemble's bookies; "" if there is none.
+    """Describe an entry that is later than all entries on the last ensemble; "" if none is.
 
     A bookie that does not answer, or is not registered, is ignored.
 
@@ -38,7 +38,8 @@ async def find_unnamed_entries(
         metadata: the metadata of a ledger that is not closed.
     """
     members = metadata.last_fragment.bookies
-    # Ask the other bookies first, because a live writer may add entries on the members meanwhile.
+    # Ask the members last: a live writer may add entries on them meanwhile, and an older answer
+    # would miss these entries.
     others = await _last_entries(pool, sorted(set(registered) - set(members)), metadata)
     bookie_id, last = max(others.items(), key=lambda one: one[1], default=("", NO_ENTRY))
     if last == NO_ENTRY:
@@ -55,7 +56,7 @@ async def find_unnamed_entries(
 async def _last_entries(
     pool: BookiePool, names: Iterable[str], metadata: LedgerMetadata
 ) -> dict[str, int]:
-    """Return each bookie's last listed entry in the last fragment; -1 for a bookie without one."""
+    """Return the last entry of the last fragment that each bookie lists; -1 if it lists none."""
 
     async def last_of(bookie_id: str) -> int:
         try:

@@ -3,7 +3,8 @@
 The queue collects payloads in a *group*, which becomes one batch. A group is complete when it is
 full (by entries or bytes), or when the writer takes the group. So one batch carries the appends of
 one turn of the event loop, or all appends that were made while earlier batches were in flight.
-Taking a group does no work per entry. An append gets its entry id when it enters the queue.
+When the writer takes a group, no work is done for each entry. An append gets its entry id when it
+enters the queue.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class PendingAppends:
         self.payloads: list[bytes] = []
         """The payloads; the list becomes empty when the batch is packed."""
         self.shared: list[SharedPrefix] = []
-        """Prefixes of some of the payloads, in the order of the payloads."""
+        """The prefixes that some payloads share, in the order of the payloads."""
         self.entries = 0
         """Number of entries when the group was taken from the queue."""
         self.packed_bytes = 0
-        """Size of the batch, headers and digests included."""
+        """Size of the batch in bytes, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
-        """Futures of the callers; each is for one entry, or for many entries that end in this
-        group."""
+        """The futures of the callers. Each future is for one entry, or for several entries of which
+        the last is in this group."""
         self.outcomes: list[int | range] = []
         """The result of each future: an entry id, or a range of ids."""
 
@@ -119,8 +120,8 @@ class AppendQueue:
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
         """Queue one or more entries; `future` gets the range of ids when all entries are confirmed.
 
-        Usually all entries fit into the open group. If they do not fit, bisection finds how many
-        entries fit into each group, so that only C code runs per entry.
+        Usually all entries fit into the open group. If they do not fit, a bisection finds how many
+        entries fit into each group. So no Python code runs for each entry.
         """
         count = len(new.payloads)
         group = self._open
@@ -136,7 +137,7 @@ class AppendQueue:
         self._open.outcomes.append(range(first, self.next_entry_id))
 
     def _cut(self, payloads: list[bytes], sizes: list[int], _: int, prefix: bytes) -> None:
-        """Add the payloads to the open group, and to as many new groups as necessary."""
+        """Add the payloads to the open group, and to new groups as soon as a group is full."""
         overhead, count = self.overhead_bytes + len(prefix), len(payloads)
         ends = list(accumulate(sizes, initial=0))
         start = 0
@@ -210,14 +211,14 @@ class ConfirmationWaiters:
 class ForceWaiters:
     """The callers of `WriterHandle.force`.
 
-    A force that is under way may not cover the appends that returned after it began. So callers
-    that come during a force wait for the next force.
+    A running force may not cover the appends that returned after it began. So a caller that comes
+    during a force waits for the next force.
     """
 
     def __init__(self) -> None:
         self._waiting: list[Future[None]] = []
         self._covered: list[Future[None]] | None = None
-        """The callers from before the force under way; None if no force is under way."""
+        """The callers that the running force covers; None if no force is running."""
 
     def add(self, waiter: Future[None]) -> None:
         self._waiting.append(waiter)
@@ -229,8 +230,8 @@ class ForceWaiters:
     def done(self, error: BookieError | None) -> bool:
         """Settle the callers of the force that ended; return True if others need another force.
 
-        If no force was under way, nothing had to be forced, or the writer has ended. This outcome
-        applies to all callers.
+        If no force was running, then nothing had to be forced, or the writer has ended. In this
+        case, settle all callers.
         """
         covered, self._covered = self._covered, None
         if covered is None:

@@ -20,8 +20,8 @@ def refusal_to_close(
 ) -> BookieError | None:
     """Return None if `found` is closed at the writer's last entry and length, else an error.
 
-    The result is the same if another client closed the ledger, or if the answer to this writer's
-    close was lost.
+    It does not matter if another client closed the ledger there, or this writer did and the store's
+    answer was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """
@@ -67,10 +67,10 @@ def _final(error: BookieError, text: str) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """Return the error of a batch without an ack quorum in time; `causes` has the bookies' reasons.
+    """Return the error of a batch without an ack quorum in time; `causes` lists bookies' reasons.
 
-    `limit_spent` is the limit of ensemble changes per minute if it prevented a replacement;
-    otherwise 0.
+    If the limit of ensemble changes per minute prevented a replacement, `limit_spent` is this
+    limit; otherwise, it is 0.
     """
     reason = f"no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
     if limit_spent:

@@ -1,4 +1,4 @@
-"""Deferred sync: tracks confirmed batches that a force must still make durable."""
+"""Deferred sync: tracks the confirmed batches that must still be made durable by a force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Round:
     done: int
     batches: list[PendingBatch]
     acked: list[int]
-    """For each batch, the slots that acknowledged the batch before the force began."""
+    """For each of `batches`, the slots that acknowledged it before the force began."""
 
 
 class DeferredSync:
@@ -26,7 +26,8 @@ class DeferredSync:
     A bookie's acknowledgement counts as durable once the same bookie has answered a force that
     began after the acknowledgement. If the stream to the bookie breaks before the answer to the
     force, the acknowledgement is dropped, because the bookie may have restarted. A force names the
-    bookie process that accepted the adds (its `life`), so a restarted bookie refuses the force.
+    `life` of the bookie process that accepted the adds, so the bookie refuses the force if it was
+    restarted.
     """
 
     def __init__(self, quorum: Quorum) -> None:
@@ -38,11 +39,11 @@ class DeferredSync:
 
     @property
     def number(self) -> int | None:
-        """The number of the force under way, as `begin` returned it; None without such a force."""
+        """The number of the running force, as `begin` returned it; None if no force is running."""
         return self._round.number if self._round else None
 
     def begin(self) -> int:
-        """Begin a force of all unsynced batches, for every slot, and return its number."""
+        """Begin a force of all unsynced batches on every slot; return the number of this force."""
         assert self._round is None
         batches = list(self.unsynced)
         acked = [batch.acked for batch in batches]
@@ -72,7 +73,8 @@ class DeferredSync:
         """End the force; return its durable batches, and True if all its batches are durable.
 
         Args:
-            is_enough: returns True if a batch is safe on the slots of a bit mask.
+            is_enough: gets a bit mask of slots and a batch; returns True if the batch is safe on
+                these slots.
         """
         force = self._round
         assert force is not None

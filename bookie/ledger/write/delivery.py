@@ -31,7 +31,7 @@ _LATER_THAN_ALL = MAX_ID + 1
 
 
 class Delivery:
-    """The batches of one ledger, and the slots of its ensemble; sets of slots are bit masks."""
+    """The batches of one ledger, and the slots of its ensemble; each set of slots is a bit mask."""
 
     def __init__(self, quorum: Quorum, limits: WriterLimits, *, deferred_sync: bool) -> None:
         self.quorum = quorum
@@ -49,8 +49,8 @@ class Delivery:
         """The slots whose acknowledgements count: all slots except the slots that a change
         replaces."""
         self.held_from = _LATER_THAN_ALL
-        """The first entry of a change under way; this and later entries are kept for the
-        newcomers."""
+        """The first entry of a running ensemble change; this entry and all later entries are kept
+        for the newcomers."""
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch, expected: int = 0) -> bool:
-        """True if countable slots form an ack quorum for the whole batch, in enough domains.
+        """True if slots in `countable` form an ack quorum for the whole batch, in enough domains.
 
         The slots in `expected` count as if they had acknowledged the batch.
         """
@@ -118,8 +118,8 @@ class Delivery:
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
         """Make room for appends: skip bookies that delay the release of the oldest batches.
 
-        Only bookies with broken streams are skipped. With `is_store_away`, also release batches
-        that wait only for an ensemble change.
+        Only bookies with broken streams are skipped. With `is_store_away` (the metadata store does
+        not answer), also release batches that wait only for an ensemble change.
         """
         effects: list[WriterEffect] = []
         while not self.window.has_room:
@@ -130,8 +130,8 @@ class Delivery:
             if missing:
                 effects += self.skip(missing)
             elif is_store_away:
-                # The newcomers will lack this batch, as a skipped bookie would. Otherwise, appends
-                # would stop while the metadata store is unreachable.
+                # Otherwise, appends would stop while the metadata store does not answer. The
+                # newcomers will lack this batch, like a skipped bookie.
                 self._release(oldest, effects)
             else:
                 break
@@ -172,7 +172,7 @@ class Delivery:
         """Drop the acknowledgements of bookies that may have lost their data."""
         effects: list[WriterEffect] = []
         for slot in slots_of(slots & ~self.slots.lost):
-            self.epochs[slot] += 1  # ignore answers in flight, which are about lost data
+            self.epochs[slot] += 1  # ignore answers in flight: their data may be lost
             self.slots.lose(slot)
             effects += [CancelTimer(("retry", slot)), *self.pacing.end(slot)]
             if self.deferred is not None:
@@ -183,7 +183,10 @@ class Delivery:
         return effects
 
     def disconnect(self, slot: int) -> list[WriterEffect]:
-        """Record that a slot's stream broke; with deferred sync, drop unforced acknowledgements."""
+        """Record that a slot's stream broke.
+
+        With deferred sync, drop the slot's acknowledgements that no force has covered.
+        """
         self.slots.disconnect(slot)
         if self.deferred is not None:
             self.deferred.forget(slot)
@@ -203,7 +206,7 @@ class Delivery:
         ]
         lac = self.window.last_add_confirmed
         if self.slots.newcomers & bit and lac != NO_ENTRY:
-            # The batches sent now may carry an older LAC than other bookies have.
+            # The batches that are sent again may carry an older LAC than the other bookies know.
             effects.append(SendLac(lac, bit))
         self.slots.newcomers &= ~bit
         return effects
@@ -234,7 +237,7 @@ class Delivery:
         self._release_done(effects)
 
     def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        """Put newcomers into slots; a newcomer stores entries from the change's first entry on."""
+        """Put newcomers into slots; they store the change's first entry and all later entries."""
         replaced = change.replaced
         effects: list[WriterEffect] = []
         for slot in change.newcomers:

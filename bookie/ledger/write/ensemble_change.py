@@ -1,17 +1,17 @@
-"""Replaces bookies of an open ledger: an ensemble change, and the slots that need a new bookie.
+"""Replaces bookies of an open ledger: one ensemble change, and the slots that need a new bookie.
 
 An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
 newcomers replace the bookies that failed. Until the metadata store has answered, the store may hold
 the old or the proposed metadata. The following rule keeps entries safe:
 
-    For every acknowledged entry, at least Qa holders are members in every version of the metadata
-    that the store may hold now.
+    For every acknowledged entry: in each version of the metadata that the store may hold now, at
+    least Qa bookies that store the entry are members of the ensemble.
 
-So during a change, only acknowledgements of bookies that stay in the ensemble count. A batch is
-confirmed by Qa of these acknowledgements. The writer keeps all entries from the change's first
-entry on for the newcomers.
+So during a change, only acknowledgements of bookies that stay in the ensemble count. A batch needs
+Qa of these acknowledgements to be confirmed. For the newcomers, the writer keeps the change's first
+entry and all later entries.
 
-The writer does not abandon a change while its proposal may still reach the store. The writer
+While the proposal may still reach the store, the writer does not abandon the change. The writer
 repeats the identical proposal with the same version, until a compare-and-set succeeds or the
 metadata has another version.
 
@@ -29,7 +29,7 @@ from bookie.ledger.quorum import mask_of
 
 
 class ChangeOutcome(enum.Enum):
-    """The state of an ensemble change, according to metadata that was read after its proposal."""
+    """The state of an ensemble change, as the metadata shows it after the proposal."""
 
     DONE = "it is in force"
     UNDECIDED = "the store has not seen it yet, and may still take it"
@@ -46,7 +46,7 @@ class EnsembleChange:
     version: int
     """The metadata version of `before`, for the compare-and-set."""
     first_entry_id: int
-    """The entry after the last add confirmed at the time of the proposal."""
+    """The id after the last add confirmed (LAC) at the time of the proposal."""
     newcomers: Mapping[int, str]
     """The new bookies, by slot. A bookie that lost its data may be its own newcomer."""
 
@@ -56,7 +56,7 @@ class EnsembleChange:
 
     @property
     def proposal(self) -> LedgerMetadata:
-        """Return the changed metadata; a last fragment without confirmed entries is replaced."""
+        """Return the changed metadata; if the last fragment has no confirmed entry, replace it."""
         last = self.before.last_fragment
         bookies = tuple(self.newcomers.get(slot, b) for slot, b in enumerate(last.bookies))
         kept = self.before.fragments
@@ -70,8 +70,8 @@ class EnsembleChange:
             return ChangeOutcome.TAKEN
         if version == self.version:
             return ChangeOutcome.UNDECIDED
-        # If the change keeps all bookies, both fragments are equal: the change only had to prove
-        # that the ledger was open.
+        # If every newcomer is the former bookie of its slot, both fragments are equal. Then the
+        # change only had to prove that the ledger was still open.
         if found.last_fragment == self.proposal.last_fragment:
             return ChangeOutcome.DONE
         if found.last_fragment == self.before.last_fragment:
@@ -80,7 +80,7 @@ class EnsembleChange:
 
 
 class Replacements:
-    """Slots that need another bookie, and the limit of changes; sets of slots are bit masks."""
+    """The slots that need another bookie, and the limit of changes; each set is a bit mask."""
 
     def __init__(self, changes_per_minute_max: int) -> None:
         self._changes_max = changes_per_minute_max
@@ -89,12 +89,12 @@ class Replacements:
         self.returning = 0
         """Slots with broken streams that still have time to reconnect."""
         self.urgent = 0
-        """Slots of `returning` with a shorter time to reconnect, because an ack quorum needs
-        them."""
+        """The slots in `returning` that have a shorter time to reconnect, because an ack quorum
+        needs them."""
         self.is_choosing = False
         """True if newcomers were requested and the answer has not arrived."""
         self.lacks_spares = False
-        """True for a while after a search found no newcomer; no search starts meanwhile."""
+        """True for a while after a search found no newcomer; during this time, no search starts."""
         self.left = changes_per_minute_max
         """The number of changes that may begin now."""
 

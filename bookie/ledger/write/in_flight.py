@@ -1,7 +1,7 @@
-"""The in-flight window of a writer limits unconfirmed appends; callers wait in a queue for room.
+"""Limits the unconfirmed appends of a writer; callers wait in a queue for room.
 
 Entry ids follow the order of the append calls. So a caller waits in a queue if the window is full,
-or if an earlier caller still waits. `is_blocked` tells a caller to wait.
+or if an earlier caller still waits. If `is_blocked` is True, a caller must wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 Turn = asyncio.Future[None]
-"""A place in the queue; the future is done when the caller's turn has come."""
+"""A caller's place in the queue; the future is done when it is this caller's turn."""
 
 
 class InFlightWindow:
@@ -75,7 +75,7 @@ class InFlightWindow:
         self._update()
 
     def let_all_in(self) -> None:
-        """Release all callers after the writer has ended; each caller gets the writer's error."""
+        """Let all waiting callers continue after the writer has ended; each then gets its error."""
         self._is_open = False
         self._update()
 

@@ -11,8 +11,8 @@ close     compare-and-set CLOSED; after a conflict, read the metadata, and try a
           ledger is OPEN -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
-The store is synced before every read. A read after a conflict, or after an operation without an
-answer, is delayed by a pause.
+The store is synced before every read. Before a read that follows a conflict, or an operation
+without an answer, there is a pause.
 """
 
 from __future__ import annotations
@@ -76,19 +76,22 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The metadata in the store contains the ensemble change."""
+    """The ensemble change succeeded: the metadata in the store contains it."""
 
     change: EnsembleChange
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Newer metadata excludes the ensemble change for ever; the writer still owns the ledger."""
+    """The ensemble change failed, but the writer still owns the ledger.
+
+    Newer metadata excludes this change for ever.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDone:
-    """The ledger is CLOSED at the last entry and length that the writer wanted."""
+    """The close succeeded: the ledger is CLOSED at the writer's last entry and length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class LedgerOwnership:
         """The newest metadata in the store that this writer knows and accepts."""
         self.version = version
         self.change: EnsembleChange | None = None
-        """The ensemble change under way; the store may or may not have its metadata already."""
+        """The ensemble change under way; the store may already hold the changed metadata."""
         self.silence: BookieError | None = None
         """The metadata store's last error during the ensemble change under way."""
         self._limits = limits
@@ -216,7 +219,7 @@ class LedgerOwnership:
             case MetadataWritten(version):
                 self.metadata, self.version = change.proposal, version
                 return [], Changed(change)
-            # A bad request never reached the store: the metadata has become too large.
+            # A BadRequestError means that nothing was sent: the metadata has become too large.
             case MetadataFailed((NoSuchLedgerError() | BadRequestError()) as error):
                 return [], LedgerTaken(error)
             case MetadataFailed(error):
@@ -236,9 +239,9 @@ class LedgerOwnership:
             return [], LedgerTaken(id_given_away(found.ledger_id))
         match change.outcome(found, version):
             case ChangeOutcome.UNDECIDED:
-                # Repeat the same proposal, because it may still reach the store. The bookies of
-                # another proposal could then acknowledge entries that the ledger's metadata does
-                # not place on them.
+                # Repeat the same proposal, because it may still reach the store. If the writer made
+                # another proposal, its bookies could acknowledge entries, but the store could then
+                # accept the first proposal, which does not name these bookies.
                 return [WriteMetadata(change.proposal, change.version)], None
             case ChangeOutcome.DONE:
                 self.metadata, self.version = found, version

@@ -1,15 +1,16 @@
 """Sends batches slowly to bookies that limit the rate of this client.
 
-A bookie that answers TOO_MANY_REQUESTS is alive, so the answer alone does not replace the bookie.
+A bookie that answers TOO_MANY_REQUESTS is alive, so it is not replaced only because of this answer.
 The answer makes the bookie's slot **paced**. A paced slot gets no batch during the pause that the
-bookie asked for. After the pause, the slot gets its oldest batch. Each batch that the bookie
-accepts increases by one the number of batches that the slot may have in flight. So the bookie
-refuses few batches, although many batches wait. A slot is paced until its bookie has accepted every
+bookie asked for. After the pause, the slot gets only its oldest batch. With each batch that the
+bookie accepts, the slot may have one more batch in flight. So the bookie has to refuse only few
+batches, although many batches wait. A slot stays paced until its bookie has accepted every waiting
 batch.
 
 Three timers belong to a paced slot. `resend` ends the pause that the bookie asked for. `paced` is
-the deadline for an answer to the sent batches, because a batch's own deadline ignores paced slots.
-`patience` limits how long appends wait while the bookie accepts no batch.
+the deadline by which the bookie must answer the sent batches; the deadline of a batch itself
+ignores paced slots. `patience` limits the time for which appends wait while the bookie accepts no
+batch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Pacing:
             paced = self.slots[slot] = PacedSlot()
             effects.append(StartTimer(("patience", slot), self._limits.rate_patience_seconds))
         elif paced.is_waiting:
-            return []  # the answer is about a request from before the pause
+            return []  # the answer is to a request that was sent before the pause
         else:
             effects.append(CancelTimer(("paced", slot)))
         paced.is_waiting, paced.allowed, paced.under_way = True, 1, frozenset()
@@ -87,7 +88,8 @@ class Pacing:
     def appended(self) -> list[WriterEffect]:
         """Send waiting batches to paced slots that may have more batches in flight.
 
-        An append does not restart the timer `paced`, so this timer still ends for a silent bookie.
+        An append does not restart the timer `paced`, so this timer also fires if the bookie is
+        silent.
         """
         return [
             effect

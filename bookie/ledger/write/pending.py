@@ -1,4 +1,4 @@
-"""Batches that are not confirmed or not yet on all bookies, and the limits of a writer."""
+"""Tracks batches that are not confirmed or not yet on all bookies; defines a writer's limits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bookie.ids import NO_ENTRY
 from bookie.ledger.quorum import Quorum
 
 BATCH_ENTRIES_MAX = 4096
-"""The largest number of entries in a batch. In such batches, entries of 100 bytes cost a fifth less
-time than in batches of 1024; larger batches block the event loop too long."""
+"""The largest number of entries in a batch. Entries of 100 bytes cost a fifth less time in batches
+of this size than in batches of 1024 entries. Larger batches would block the event loop too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,21 @@ class WriterLimits:
     add_timeout_seconds: float = 5.0
     """The time after which a bookie that has not answered a batch counts as failed."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
-    """Payload bytes of retained batches at which the writer accepts no further batch."""
+    """The number of payload bytes in retained batches at which the writer accepts no further
+    batch."""
     in_flight_batches_max: int = 1024
-    """Number of retained batches at which the writer accepts no further batch."""
+    """The number of retained batches at which the writer accepts no further batch."""
     unforced_batches_max: int = 4096
-    """With deferred sync: number of confirmed batches after which the writer starts a force."""
+    """With deferred sync: the number of confirmed, unsynced batches at which the writer starts a
+    force."""
     eager_batches_max: int = 4
-    """If this number of batches is pending, an incomplete batch waits; so batches grow with
-    load."""
+    """While this number of batches is pending, a batch that is not full waits for more entries. So
+    batches become larger when the load increases."""
     retry_seconds: float = 1.0
     """The time after which a dead slot with an open stream is probed."""
     resend_seconds: float = 0.1
-    """The shortest pause before a resend to a bookie that answered TOO_MANY_REQUESTS."""
+    """The shortest pause before a batch is sent again to a bookie that answered
+    TOO_MANY_REQUESTS."""
     rate_patience_seconds: float = 60.0
     """The longest time for which appends wait for a bookie that only answers TOO_MANY_REQUESTS."""
     reread_seconds: float = 0.05
@@ -47,8 +50,8 @@ class WriterLimits:
     """The pause before the next search for newcomers, after a search found no newcomer."""
     changes_per_minute_max: int = 20
     """The limit of ensemble changes per minute; 0 never replaces a bookie. Each change counts for a
-    minute from its proposal. If this limit delays a change, an append without an ack quorum waits,
-    at most for its add timeout."""
+    minute after its proposal. If this limit delays a change, an append without an ack quorum waits
+    for the change, but not longer than its add timeout."""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class PendingBatch:
     number: int
     last_entry_id: int
     length_after: int
-    """Accumulated payload bytes of the ledger up to the end of this batch."""
+    """The payload bytes of the ledger from its first entry to the end of this batch."""
     payload_bytes: int
     classes: Iterable[int]
     slots: int
@@ -70,7 +73,8 @@ class PendingBatch:
     """The slots that acknowledged every entry of the batch that they must store."""
     confirmed: bool = False
     checksum_failed: int = 0
-    """The slots that reported damaged bytes of the batch once, and got the batch again."""
+    """The slots that reported once that the bytes of the batch arrived damaged, and got the batch
+    again."""
     overdue: bool = False
     """True if the batch's add timeout has passed while bookies were being replaced."""
 
@@ -83,10 +87,11 @@ class BatchWindow:
         self._limits = limits
         self.next_entry_id = 0
         self.length = 0
-        """Accumulated payload bytes up to the last assigned id."""
+        """The payload bytes of the ledger from its first entry to the last assigned id."""
         self.last_add_confirmed = NO_ENTRY
         self.length_confirmed = 0
-        """Accumulated payload bytes up to the LAC: the ledger's length if it were closed now."""
+        """The payload bytes of the ledger up to the LAC, which is its length if it is closed
+        now."""
         self.pending: deque[PendingBatch] = deque()
         """Batches that are not confirmed, in id order; always a subset of `retained`."""
         self.retained: dict[int, PendingBatch] = {}

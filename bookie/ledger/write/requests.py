@@ -1,4 +1,4 @@
-"""Encodes add requests: each request is packed and encoded once, for all bookies."""
+"""Encodes add requests; a request that several bookies get is packed and encoded only once."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from bookie.ledger.quorum import slots_of
 
 
 class Slots:
-    """The states of slots, as bit masks, and the probes under way."""
+    """The states of slots, as bit masks, and the probes that are not answered yet."""
 
     def __init__(self) -> None:
         self.connected = 0
@@ -61,7 +61,7 @@ class Slots:
         self.restore(slot)
 
     def disconnect(self, slot: int) -> None:
-        """Record that the slot's stream broke: the slot is down, or dead as before."""
+        """Record that the slot's stream broke: the slot is now down, or stays dead."""
         self.connected &= ~(1 << slot)
         self.broken |= 1 << slot
         self.probing &= ~(1 << slot)

@@ -2,16 +2,17 @@
 
 The driver keeps the payloads. Whenever `may_append` allows it, the driver cuts its queue into
 **batches** of at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The
-state machine gets only the numbers of entries and bytes of a batch. The state machine gives the
-batch its ids, sends it, confirms it, and tells the driver when to drop its bytes. No code in this
+state machine gets only the number of entries and the number of bytes of a batch. It gives the batch
+its ids, has it sent, confirms it, and tells the driver when to drop its bytes. No code in this
 module runs per entry.
 
-A batch is confirmed when each of its classes has Qa acknowledgements and all earlier batches are
-confirmed. Before the confirmation, a batch is **pending**. The last add confirmed (LAC) advances
-only when a batch is confirmed, to the batch's last id. A batch is **retained** until all its slots,
-except dead slots, have acknowledged it. So a bookie that reconnects receives the batches that it
-missed, and a slow bookie slows the writer. The writer skips a failed bookie (`slots`) as long as
-the other bookies form ack quorums, and replaces the bookie if there is a spare.
+A batch is confirmed when each of its classes (`quorum`) has Qa acknowledgements, and all earlier
+batches are confirmed. Before the confirmation, a batch is **pending**. Only the confirmation of a
+batch advances the last add confirmed (LAC), to the batch's last id. A batch is **retained** until
+all its slots, except dead slots, have acknowledged it. So a bookie that reconnects gets the batches
+that it missed. A slow bookie also slows the writer, because retained batches are limited. The
+writer skips a failed bookie (`slots`) as long as the other bookies form ack quorums, and replaces
+the bookie if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
@@ -24,36 +25,36 @@ STUCK    Close -> DRAINING
 CLOSED   never
 ======== ===========================================================================================
 
-A failed writer (`error` is set) never acknowledges again. A failed writer may still close the
-ledger at its LAC, unless another client took the ledger or confirmed entries are unsynced.
+A failed writer (`error` is set) never acknowledges again. A failed writer can still close the
+ledger at its LAC, unless another client took the ledger or confirmed entries are not synced.
 
 **Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. If the
-ledger is still OPEN and belongs to this writer, the bookie failed, or a client fenced the ledger
-without a recovery. A bookie with such a fence counts as lost, and errors report that the bookie has
+ledger is still OPEN and belongs to this writer, then the bookie answered wrongly, or a client
+fenced the ledger without a recovery. Such a bookie counts as lost, and errors report that it has
 fenced the ledger. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
-The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return
-only as a newcomer.
+The lost bookie's acknowledgements of unconfirmed batches no longer count. A lost bookie may come
+back only as a newcomer of an ensemble change.
 
-**Replacing bookies** (`ensemble_change`). A slot needs another bookie when its bookie refuses,
-misses its deadline or is lost. A slot also needs another bookie when its stream stays broken for a
-while; the writer waits less if an ack quorum needs the slot. During an ensemble change,
-acknowledgements of the replaced slots do not count, and no entry from the change's first entry on
-is released. After the change, the newcomers get all entries from the change's first entry on.
-Entries before the change no longer wait for the replaced bookies. Slots that fail during a change
-wait for the next change. When the limit of changes per minute is reached, slots wait for a change.
-Appends continue as long as there is an ack quorum. Appends without an ack quorum wait until a
-change may begin again. If a batch misses its deadline during this wait, the writer ends.
+**Replacing bookies** (`ensemble_change`). A slot needs another bookie when its bookie refuses a
+batch, misses its deadline or is lost. A slot also needs another bookie when its stream stays broken
+for a while. This time is shorter if an ack quorum needs the slot. During an ensemble change,
+acknowledgements of the replaced slots do not count. The writer keeps the change's first entry and
+all later entries, and sends them to the newcomers after the change. Entries before the change no
+longer wait for the replaced bookies. Slots that fail during a change wait for the next change. When
+the limit of changes per minute is reached, no further change begins for a while. Meanwhile, appends
+with an ack quorum continue, and appends without an ack quorum wait. If a batch misses its deadline
+during this wait, the writer ends.
 
-**Epochs.** Each slot has an epoch: the writer ignores answers and events from another epoch of the
-slot. Only the answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the
-ledger.
+**Epochs.** Each slot has an epoch, a number that grows when the slot gets another bookie or its
+bookie is lost. The writer ignores answers and events from earlier epochs of the slot. Only the
+answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the ledger.
 
 **Rates.** A bookie that answers TOO_MANY_REQUESTS is alive, and is never replaced for this answer.
 The writer sends batches to this bookie slowly (`pacing`). If the bookie accepts nothing for a long
-time, and a pending batch needs the bookie, the writer ends. If only a close or room for appends
-needs the bookie, the writer skips the bookie.
+time, and a pending batch needs the bookie, the writer ends. If all batches are confirmed, and only
+a close or the room for appends waits for the bookie, the writer skips the bookie.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
 after a force. An acknowledgement that no force has covered is dropped when the bookie's stream
@@ -137,7 +138,7 @@ _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
 _CHANGE_WINDOW_SECONDS = 60.0
 
 _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
-"""Bit in `fenced_by` for a bookie that answered FENCED and has left the ensemble."""
+"""The bit in `fenced_by` for all bookies that have answered FENCED, but have left the ensemble."""
 
 
 class LedgerWriter:
@@ -192,7 +193,7 @@ class LedgerWriter:
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if a slot is skipped or needs a bookie: new entries get fewer than Qw copies."""
+        """True if new entries get fewer than Qw copies: a slot is skipped or needs a bookie."""
         return self.slots.dead | self.replacements.due != 0
 
     @property
@@ -336,8 +337,8 @@ class LedgerWriter:
             return self._unless_paced(slot, pacing.go_on(slot))
         if kind == "paced":
             return [] if pacing.slots[slot].is_waiting else self._bury(bit)
-        # The appends of a confirmed batch have returned. Only a close, or an append without room,
-        # may wait for its release.
+        # The appends of a confirmed batch have returned. Only a close, or an append for which there
+        # is no room, may wait for the batch's release.
         waiting = next(iter(self.window.pending), None)
         is_held_up = self.state is WriterState.DRAINING or not self.window.has_room
         if waiting is None and is_held_up:
@@ -350,7 +351,7 @@ class LedgerWriter:
         return self._fail(rate_spent(self.metadata.ledger_id, bookie_id, seconds, retry, said))
 
     def _unless_paced(self, slot: int, effects: list[WriterEffect]) -> list[WriterEffect]:
-        """Add a `SendLac` to `effects` if the slot is not paced: its bookie may lack the LAC."""
+        """Add a `SendLac` if the slot is no longer paced, because its bookie may lack the LAC."""
         if slot in self.delivery.pacing.slots:
             return effects
         return effects + self._publish_lac(1 << slot, again=True)
@@ -430,8 +431,8 @@ class LedgerWriter:
             return []
         paced = self.delivery.pacing.mask & batch.slots
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead & ~paced)
-        # The appends of this confirmed batch have returned. With deferred sync, a force still needs
-        # an ack quorum for this batch.
+        # The appends of this confirmed batch have returned. With deferred sync, this is not enough,
+        # because a force still needs an ack quorum for this batch.
         if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
             if number in self.window.retained:
                 effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
@@ -467,7 +468,7 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Start timers for broken slots; a slot that is still broken at the end needs a new bookie.
+        """Start timers for broken slots; a slot still broken when its timer fires needs a bookie.
 
         The timers are shorter if an ack quorum needs these slots.
         """
@@ -526,7 +527,7 @@ class LedgerWriter:
         ]
 
     def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
-        """End a change: install its newcomers; with None, only count the replaced slots again."""
+        """End a change: install its newcomers; if it failed (None), only count its slots again."""
         effects: list[WriterEffect] = []
         if change is not None and self.error is None:
             effects += self._take_newcomers(change)
@@ -542,7 +543,7 @@ class LedgerWriter:
     # -- fences ------------------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """Skip a bookie that reports a fence, and record that the metadata must be checked."""
+        """Skip a bookie that reports a fence; the metadata will show if the ledger was taken."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
@@ -588,7 +589,8 @@ class LedgerWriter:
         error = None if complete else not_synced(self.metadata.ledger_id, self.last_add_confirmed)
         effects: list[WriterEffect] = [CancelTimer(("force", number)), ForceDone(error)]
         if error is not None and self.state is WriterState.DRAINING:
-            # A close at the LAC would cut off entries that were reported to the user as written.
+            # Do not close: the ledger would end at the LAC, before entries that were reported as
+            # written.
             effects += self._stay_open(error)
         return effects
 
@@ -613,7 +615,7 @@ class LedgerWriter:
         return self._begin_change()
 
     def _drained(self) -> list[WriterEffect]:
-        """Sync unsynced batches, then close the ledger; all batches were released before."""
+        """After all batches were released: sync unsynced batches, or else close the ledger."""
         deferred = self.deferred
         if deferred is not None and deferred.unsynced:
             if self.error is not None:

@@ -49,7 +49,7 @@ FATAL_STATUSES = frozenset(
         Status.NO_SUCH_LEDGER,
     }
 )
-"""Answers to an add that end the writer, because they concern the ledger, not the bookie.
+"""The answers to an add that end the writer, because they concern the ledger and not one bookie.
 
 `Status.FENCED` ends the writer, too, but only after the metadata has confirmed that the ledger was
 taken.
@@ -114,7 +114,7 @@ class SlotConnected:
 class SlotDisconnected:
     """The stream to the slot's bookie broke, or could not be opened.
 
-    The bookie may or may not have stored the requests without an answer.
+    The bookie may have stored the entries of requests without an answer.
     """
 
     slot: int
@@ -123,7 +123,7 @@ class SlotDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class SlotSilent:
-    """The slot's bookie did not answer another ledger of this client in time."""
+    """Another ledger of this client found that the slot's bookie did not answer in time."""
 
     slot: int
     epoch: int = 0
@@ -139,9 +139,9 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class SpanDomains:
-    """From now on, acknowledgements must also span these failure domains; None removes the rule.
+    """From now on, acknowledgements must also span enough failure domains; None: no such rule.
 
-    The driver sends this event at the start, and again after `ReplaceBookies`, before a newcomer is
+    The driver sends this event at the start, and after each `ReplaceBookies`, before a newcomer is
     connected.
     """
 
@@ -157,7 +157,8 @@ class Idle:
 class Force:
     """Make all entries confirmed so far durable (deferred sync).
 
-    During a force this event does nothing. The driver repeats it after the end of this force.
+    If a force is already running, this event does nothing; the driver repeats it when this force
+    has ended.
     """
 
 
@@ -195,7 +196,8 @@ WriterEvent = (
 class SendBatch:
     """Pack the last appended batch, keep its bytes, and send it to the slots in `slots`.
 
-    Each slot gets the entries of its stripe. `slots` may be empty; then a `Resend` follows later.
+    Each slot gets the entries of its stripe. If `slots` is empty, a `Resend` of the batch follows
+    later.
     """
 
     batch: int
@@ -208,7 +210,7 @@ class SendBatch:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Send the kept bytes of a batch to one slot, again or for the first time."""
+    """Send the kept bytes of a batch to one slot, even if it did not get them before."""
 
     batch: int
     slot: int
@@ -230,7 +232,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """Leave the lanes of replaced bookies, and join the lanes of the new `bookies`, by slot."""
+    """Leave the lanes (streams) of replaced bookies; join the lanes of `bookies`, by slot."""
 
     bookies: Mapping[int, str]
 

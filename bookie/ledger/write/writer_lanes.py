@@ -28,10 +28,12 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 _SILENT_SHARE = 0.8
-"""A bookie that is silent for this share of the add timeout is reported to other ledgers."""
+"""If a bookie is silent for this fraction of the add timeout, other ledgers of the client are
+told."""
 
 _SPREAD_SECONDS = 0.5
-"""The ledgers of a client handle a bookie's silence at random times within these seconds."""
+"""Each ledger of a client handles a bookie's silence at a random time within this number of
+seconds."""
 
 
 class LaneOwner(Protocol):
@@ -47,7 +49,8 @@ class _Slot:
     def __init__(
         self, owner: weakref.ref[LaneOwner], slot: int, epoch: int, lane: AddConnection
     ) -> None:
-        # A weak reference: the lanes must not keep a writer alive that its user dropped.
+        # A weak reference, because the lanes must not keep a writer alive whose user has dropped
+        # it.
         self._owner = owner
         self._slot = slot
         self._epoch = epoch
@@ -66,7 +69,8 @@ class _Slot:
         self._tell(SlotSilent(self._slot, self._epoch))
 
     def on_silent(self) -> None:
-        # All ledgers of the client learn of the silence at once; spread their changes over time.
+        # All ledgers of the client are told of the silence at once, so spread their ensemble
+        # changes over time.
         seconds = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311  (jitter)
         loop = asyncio.get_running_loop()
         loop.call_later(seconds, self._tell_silent, self.lane.heard_at)
@@ -112,7 +116,7 @@ class WriterLanes:
         self._epochs = [0] * len(bookies)
         self._is_used = False
         self._asked = 0
-        """The slots for which newcomers were last requested, as a bit mask."""
+        """The slots of the last request for newcomers, as a bit mask."""
         self._slots = [
             _Slot(self._owner, slot, 0, pool.connection(bookie_id).plain(incarnations[bookie_id]))
             for slot, bookie_id in enumerate(bookies)
@@ -152,7 +156,7 @@ class WriterLanes:
         return [slot.lane.describe() for slot in self._slots]
 
     def explained(self, error: BookieError) -> BookieError:
-        """Put a bookie's TLS error, if there is one, before the text of a NotEnoughBookiesError."""
+        """If a bookie has a TLS error, put it before the text of a NotEnoughBookiesError."""
         problems = [slot.lane.tls_problem for slot in self._slots if slot.lane.tls_problem]
         if problems and isinstance(error, NotEnoughBookiesError):
             error.args = (f"{problems[0]}; {error}",)
@@ -213,8 +217,8 @@ class WriterLanes:
         if epoch != self._epochs[slot] or not self._is_used or owner is None:
             return
         if incarnation is None:
-            # The bookie may not return to its own slot before it registers with another
-            # incarnation.
+            # Remember the incarnation, so that the bookie gets its slot back only after it
+            # registers with another incarnation.
             self._incarnations[bookie_id] = self._ensembles.directory.incarnation(bookie_id)
             owner.take(SlotLost(slot, epoch))
             return

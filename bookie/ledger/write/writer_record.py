@@ -1,4 +1,4 @@
-"""The ephemeral record of a writing client, which exists as long as the client's session.
+"""The ephemeral record of a client that writes; it exists as long as the client's session.
 
 A ledger names its writer (`LedgerMetadata.writer_id`). While the writer's record exists, no auditor
 recovers the ledger automatically. The metadata store deletes the record when the client's session
@@ -34,7 +34,8 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 CLOSE_SECONDS_MAX = 2.0
-"""The longest wait for the record's deletion; if it fails, the record ends with the session."""
+"""The longest time to wait for the record's deletion. If the deletion fails, the store deletes the
+record when the session ends."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
@@ -79,7 +80,8 @@ class WriterRecord:
             self._writer_id = self._writer_id or SystemClock().nonce().hex()
             self._doubt.set()
             self._following = begun = asyncio.get_running_loop().create_future()
-            # Use a separate task, because the first caller may be cancelled before other callers.
+            # Use a separate task, because the first caller may be cancelled while other callers
+            # wait.
             self._task = self._spawn(self._keep(begun), "record of a writer")
         await asyncio.shield(self._following)
         is_being_written = self._serial.locked()
@@ -96,7 +98,7 @@ class WriterRecord:
         await asyncio.wait([self._task])
         if self._following is not None and not self._following.done():
             self._following.set_exception(ClientClosedError("the client was closed"))
-            self._following.exception()  # mark the error as seen: the callers may be cancelled
+            self._following.exception()  # mark it as retrieved: all callers may be cancelled
         with suppress(BookieError, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS_MAX), self._serial:
                 record = await self._store.get(self._key)
@@ -127,16 +129,16 @@ class WriterRecord:
                         return
                     except BookieError as error:
                         if is_new and isinstance(error, UnauthorizedError):
-                            # A client without the right to write gets the error from `ensure`. The
-                            # next `ensure` starts a new task.
+                            # `ensure` raises this error to a client that may not write. End this
+                            # task; the next `ensure` starts another task.
                             self._following = None
                             return
                         await asyncio.sleep(pauses.next())
         except BookieError as error:
             if not begun.done():
                 begun.set_exception(error)
-                begun.exception()  # mark the error as seen: the callers may be cancelled
-                self._following = None  # the next caller tries again
+                begun.exception()  # mark it as retrieved: all callers may be cancelled
+                self._following = None  # so the next caller tries again
 
     async def _follow_session(self, events: AsyncIterator[SessionEvent]) -> None:
         with suppress(MetadataClosedError):
