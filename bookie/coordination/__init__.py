@@ -18,7 +18,7 @@ modules use the `Participant`.
 | `cache` | keeps the typed values below a prefix in memory |
 
 **All recipes are advisory.** The metadata store knows which process holds a lock. But a process
-that was paused may still act as the holder of a lock that it has already lost. So guard every
+that was paused for a time may not know that it lost its lock, and may still use it. So guard every
 effect that a lock protects in one of three ways:
 
 - by the lock's token, if the receiver refuses tokens below the greatest token that it received;

@@ -7,10 +7,10 @@ key               meaning
 ``ready``         leased: enough processes have arrived, and all of them may begin
 ================= ================================================================================
 
-The last process to arrive opens the barrier for all processes. At the end, the first process in the
-order of the names waits until all other processes have left, and closes the barrier. Every other
-process deletes its record, and waits until the first process has left. A process whose session ends
-inside the barrier counts as a process that has left.
+The last process to arrive opens the barrier for all processes. At the end, the process whose name
+sorts first waits until all other processes have left, and then closes the barrier. Every other
+process deletes its own record, and waits until that first process has left. A process whose session
+ends inside the barrier counts as a process that has left.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -33,14 +33,16 @@ class DoubleBarrier:
     """One process at a barrier: an async context manager.
 
     Entering the context waits until `count` processes have arrived. Leaving the context waits until
-    all processes at the barrier leave. A wait that takes too long raises OperationTimeoutError.
+    all processes at the barrier leave. If one of these waits takes longer than `timeout_seconds`,
+    OperationTimeoutError is raised.
 
     Args:
         participant: the participant of this process.
         path: the key of the barrier.
         name: the name of this process, which no other process at the barrier may have.
         count: the number of processes that must arrive before any process begins.
-        timeout_seconds: the longest wait at the entry, and at the exit; None means no limit.
+        timeout_seconds: the longest wait when the context is entered, and again when it is left;
+            None means no limit.
     """
 
     @checked
@@ -66,7 +68,8 @@ class DoubleBarrier:
         async with AsyncExitStack() as stack:
             opening = await stack.enter_async_context(self._store.watch(self._ready))
             if not await self._store.get_children(self._members):
-                # Earlier processes may have died inside the barrier, so `ready` may still exist.
+                # If processes of an earlier use of the barrier died inside it, `ready` may still
+                # exist.
                 with suppress(NoSuchKeyError):
                     await self._store.delete(self._ready)
             inside = AsyncExitStack()
@@ -116,7 +119,8 @@ class DoubleBarrier:
         before = await self._inside()
         while True:
             now = await self._inside()
-            # A process that comes back at once has the same name, but a new record.
+            # A process that left may already have entered again: with the same name, but a new
+            # record. So compare the versions, too.
             members = sorted(name for name in before if now.get(name) == before[name])
             if not members or members == [self._name]:
                 with suppress(NoSuchKeyError):

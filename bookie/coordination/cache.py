@@ -57,7 +57,7 @@ ENTRIES_MAX = 10_000
 """The most values that a cache keeps. The least recently used value is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""The longest time, in seconds, for which an update is repeated because others write first."""
+"""The longest time, in seconds, for which an update that loses to other writers is repeated."""
 
 _log = event_log(__name__)
 
@@ -105,7 +105,8 @@ class _Write:
     newest: float = -1
     """The greatest revision of the key in the events and answers since the write began.
 
-    The revision may belong to a later write. If the revision is unknown, it counts as infinite.
+    If it is greater than this write's own revision, a later write has changed the key. An unknown
+    revision counts as infinite.
     """
 
 
@@ -117,12 +118,13 @@ class MetadataCache(Generic[T]):
     Args:
         participant: the participant whose store has the values; the store must stay open until the
             cache is closed.
-        prefix: a key that is neither `prefix` nor below `prefix` raises BadRequestError.
+        prefix: the key at and below which values are cached; the methods raise BadRequestError for
+            any other key.
         codec: converts values to bytes and back.
         on_change: called with each change of a key, after the cache has dropped the old value.
             `on_change` is also called with `Resync`, after the cache has dropped all values.
-        on_reload: if given, a cached value that has changed is loaded again at once. After the
-            load, `on_reload` is called with the key and the new value.
+        on_reload: if given, the cache loads a cached value again as soon as its record has changed.
+            After the load, `on_reload` is called with the key and the new value.
         entries_max: the most values that are cached.
     """
 
@@ -145,7 +147,7 @@ class MetadataCache(Generic[T]):
         self._entries_max = entries_max
         self._entries: OrderedDict[str, Cached[T] | None] = OrderedDict()
         self._loads: dict[str, asyncio.Future[Cached[T] | None]] = {}
-        """The loads under way whose results may still be cached."""
+        """The running loads whose results are still current, so that they can be cached."""
         self._writes: set[_Write] = set()
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
@@ -160,7 +162,7 @@ class MetadataCache(Generic[T]):
     async def get_with_stat(self, key: str) -> Cached[T] | None:
         """Return the value of `key` with its record's `Stat`, or None if there is no record.
 
-        Concurrent calls for the same key share one load.
+        Concurrent calls for the same key wait for one common read of the store.
 
         Raises:
             FormatError: the record cannot be decoded; the cache does not change.
@@ -277,7 +279,7 @@ class MetadataCache(Generic[T]):
     # ---- dropping
 
     def invalidate(self, key: str) -> None:
-        """Drop the cached value of `key`; the result of a running load is not cached."""
+        """Drop the cached value of `key`; if `key` is being loaded now, do not cache the result."""
         self._check(key)
         self._entries.pop(key, None)
         self._loads.pop(key, None)
@@ -415,7 +417,7 @@ class MetadataCache(Generic[T]):
             stat = await self._store.put(key, data, version=version, ephemeral=ephemeral)
         finally:
             self._writes.discard(write)
-            # Even after an error, the write may have happened, so the cached value may be outdated.
+            # Drop the value even after an error, because the write may have happened all the same.
             self.invalidate(key)
         self._supersede(key, stat.revision)
         if stat.revision is not None and stat.revision >= write.newest:

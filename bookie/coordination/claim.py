@@ -54,7 +54,7 @@ def decode_claim(data: bytes) -> Claim:
     """Decode the claim in `data`.
 
     Raises:
-        FormatError: the bytes are not a claim, or a newer version wrote the claim.
+        FormatError: the bytes are not a claim, or a newer version of bookie wrote the claim.
     """
     if data.startswith(b"claim ") and not data.startswith(b"claim 1 "):
         version = data[6:16].partition(b" ")[0]

@@ -1,11 +1,11 @@
 """Unique numbers from a counter: no two processes get the same number.
 
 The counter is one record, which contains the next free number as decimal text. A process reserves a
-block of numbers by compare-and-set, so no number is given out twice. Numbers are skipped if the
-store does not answer a reservation, or if a process ends before it has used its block.
+block of numbers by compare-and-set, so no number is given out twice. Some numbers are never given
+out: if the store does not answer a reservation, or if a process ends before it has used its block.
 
 Source: BookKeeper's ledger ids and Pulsar's counters. The sequence numbers that a store appends to
-record names are unsuitable: they may overflow, start again, or be shared with other records.
+record names are not used here: they may overflow, start again, or be shared with other records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bookie.errors import BadRequestError, BadVersionError, FormatError, Metadat
 from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
-"""The most attempts at one reservation, if other processes change the counter first."""
+"""The most attempts at one reservation: each fails if another process writes the counter first."""
 
 
 class Counter:
@@ -27,8 +27,8 @@ class Counter:
     Args:
         participant: the participant whose store has the counter.
         path: the key of the counter.
-        block: the number of numbers that `next` reserves at once. If the process ends, no other
-            process gets the unused numbers of the block.
+        block: how many numbers `next` reserves in one write. If the process ends, the numbers that
+            it has not used are lost.
     """
 
     @checked
@@ -49,7 +49,7 @@ class Counter:
 
     @checked
     async def reserve(self, count: int) -> range:
-        """Reserve `count` consecutive numbers, greater than all numbers that were reserved before.
+        """Reserve and return `count` consecutive numbers, greater than all numbers reserved before.
 
         Raises:
             BadRequestError: `count` is less than 1.

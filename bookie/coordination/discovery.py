@@ -1,7 +1,8 @@
 """Services and the addresses of their instances: each service is a group, each instance a member.
 
-An instance stays announced until its process leaves the group or its session ends. So a lookup may
-return an instance that has just died. If a connection to an instance fails, try another instance.
+An instance stays announced until its process leaves the group or its session ends. So, until the
+session of a dead process ends, a lookup still returns its instance. If a connection to an instance
+fails, try another instance.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Discovery:
     async def services(self) -> list[str]:
         """Return the names of the services that have instances, sorted.
 
-        On ZooKeeper, a service whose last instance died may also be listed.
+        On ZooKeeper, the result may also contain a service whose last instance died.
         """
         return await self._participant.store.get_children(self._path)
 
@@ -62,7 +63,7 @@ class ServiceView(GroupView):
 
     @property
     def instances(self) -> dict[str, ServiceInstance]:
-        """A snapshot of the instances, by their ids."""
+        """The readable instances by their ids, as the view knows them now."""
         return _decoded(dict(self.members))
 
 

@@ -54,7 +54,7 @@ class LeaderState(enum.Enum):
 
 
 class Election:
-    """One candidate in one election: an async context manager, which resigns at its end.
+    """One candidate in one election: an async context manager; at its end, the candidate resigns.
 
     Args:
         participant: the participant of this process; when it closes, the candidate resigns.
@@ -88,7 +88,8 @@ class Election:
     def state(self) -> LeaderState:
         """The state of the candidate, computed from session events and the clock.
 
-        The clock may make the state UNKNOWN before any event.
+        If the clock shows that the session may have ended, the state is UNKNOWN even before an
+        event says so.
         """
         is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
         if is_known and not self._participant.is_certain:
@@ -252,5 +253,6 @@ class Election:
             and self._participant.is_certain_by_events
             and is_waiting
         ):
-            # After a lost session, the lock first makes a new claim; then `_follow` sets the state.
+            # If the session was lost, it is not certain yet at this event. Then the lock makes a
+            # new claim, and `_follow` sets the state.
             self._turn(LeaderState.FOLLOWING)

@@ -1,10 +1,10 @@
-"""A lock that was acquired: its state, and the token that fences former holders.
+"""A lock that was acquired: its state, and the fencing token that shuts out former holders.
 
 **A lock is advisory.** A holder that was paused learns late that its session has ended and that
-another process holds the lock. Requests of the old holder may still be in the network. So guard the
-protected data: send `Lock.token` with every request. The receiver must refuse every token that is
-lower than a token that it received earlier. If the protected data is in the same store, put
-`Lock.check` into the transaction that writes the data.
+another process holds the lock. Besides, requests of the old holder may still be on their way. So
+guard the data that the lock protects: send `Lock.token` with every request. The receiver must
+refuse every token that is lower than a token that it received earlier. If the protected data is in
+the same store, put `Lock.check` into the transaction that writes the data.
 
 ============ =====================================================================================
 state        meaning
@@ -16,11 +16,11 @@ LOST         another process holds the lock, or may have held it; this state is 
 ============ =====================================================================================
 
 After an outage the lock becomes HELD again if its session survived. If the session was lost, but
-the claim's record still exists, the new session takes over the record, and the token stays. If the
-claim was lost, the lock is claimed again, with a greater token. But if another claim blocks the new
-claim, the lock is LOST, and the event `lost` is set.
+the claim's record still exists, the new session takes over the record, and the token stays the
+same. If the claim was lost, the lock is claimed again, with a greater token. But if another claim
+blocks the new claim, the lock is LOST, and the event `lost` is set.
 
-Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
+Source: for all but the queue, the distributed locks of Apache Pulsar's coordination service.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LockState(enum.Enum):
 
 
 class Lock:
-    """A lock that was acquired: an async context manager, which releases the lock at its end."""
+    """An acquired lock: an async context manager, which releases the lock on exit."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Lock:
         self._doubt = asyncio.Event()
         """Set when the claim must be checked, or when a waiting claim must read the queue again."""
         self._serial = asyncio.Lock()
-        """Permits one operation on the claim at a time: no task may renew a claim after its end."""
+        """Permits one operation on the claim at a time, so that no task renews a deleted claim."""
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
@@ -102,7 +102,8 @@ class Lock:
     def state(self) -> LockState:
         """The state of the lock, computed from session events and the clock.
 
-        The clock may make the state UNCERTAIN before any event.
+        If the clock shows that the session may have ended, the state is UNCERTAIN even before an
+        event says so.
         """
         if self._state is LockState.HELD and not self._participant.is_certain:
             return LockState.UNCERTAIN
@@ -112,20 +113,20 @@ class Lock:
     def is_held(self) -> bool:
         """True if the state is HELD, so that the holder may begin new work.
 
-        The effects of the work still need a guard: `token` or `check`.
+        Each effect of the work must still be guarded by `token` or `check`.
         """
         return self.state is LockState.HELD
 
     @property
     def token(self) -> int:
-        """The fencing token, which is greater than the token of every earlier holder.
+        """The fencing token of this lock: a number greater than the tokens of all earlier holders.
 
         The token changes when the lock is claimed again, so read it again for every request.
         """
         return self._token
 
     def check(self) -> Check:
-        """Return the condition that the claim is unchanged, for a transaction in the same store.
+        """Return a condition for a transaction in the same store: the lock's claim is unchanged.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -136,7 +137,8 @@ class Lock:
     async def update(self, content: bytes) -> None:
         """Replace the content of the claim.
 
-        The token stays the same, except if the claim was deleted and is made again.
+        The token stays the same, unless the claim was deleted, so that this call must make a new
+        claim.
 
         Raises:
             LockLostError: this lock is no longer held.
@@ -169,8 +171,8 @@ class Lock:
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
         self._turn(LockState.RELEASED)
-        # A second call does nothing. So this call must finish the release, even if its caller is
-        # cancelled.
+        # A second call of `release` does nothing. So this first call must finish the release, even
+        # if its caller is cancelled.
         await self._participant.finish(self._let_go())
 
     async def _let_go(self) -> None:
@@ -206,8 +208,8 @@ class Lock:
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
         """Claim the lock, and wait until no other claim blocks it.
 
-        Outages and lost sessions do not end the wait. `in_line` is called each time that the queue
-        is read and a claim blocks this claim.
+        The wait continues after an outage of the store or a lost session. `in_line` is called each
+        time that the queue was read and another claim still blocks this claim.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -258,7 +260,8 @@ class Lock:
         try:
             await self._watch_claim(ticket.key)
         except BaseException:
-            # Without a watch, the holder would not notice the end of its claim.
+            # Delete the new claim: without a watch, the holder would not notice that its claim was
+            # deleted.
             self._participant.spawn_if_open(self._queue.leave(ticket))
             raise
         if self._ticket is not None:
@@ -362,8 +365,9 @@ class Lock:
         elif record.created_by_self:
             self._ticket = with_stat(ticket, record.stat)
         else:
-            # The record belongs to the store's former session, which ends soon. A take-over of the
-            # record keeps the claim's place in the queue.
+            # The record belongs to the store's former session, and is deleted when that session
+            # ends, soon. If the new session takes over the record first, the claim keeps its place
+            # in the queue.
             try:
                 stat = await self._store.put(
                     ticket.key, encode_claim(self._claim), version=record.version, ephemeral=True
@@ -382,7 +386,7 @@ class Lock:
                 if await self._queue.blocker(self._ticket, self._claim.mode) is None:
                     return
         except ClaimLostError:
-            pass  # another process deleted the new claim at once, so it did this on purpose
+            pass  # another process deleted the new claim on purpose, so do not claim the lock again
         self._lose()
         raise LockLostError(f"the lock {self.path} is not held any more")
 

@@ -2,7 +2,7 @@
 
 The docstring of the module `lock` describes the limits of a lock's protection.
 
-Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
+Source: for all but the queue, the distributed locks of Apache Pulsar's coordination service.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class LockManager:
         """Acquire the lock `path` without waiting.
 
         With `take_over`, this call deletes the claim of a holder that has the same non-empty owner
-        name. If another process waits for the lock, that process gets the lock, and this call
-        raises LockBusyError. Use `take_over` only if no two processes have the same owner name:
-        then the replaced holder is an earlier run of this process.
+        name. If a third process already waits for the lock, that process gets the lock, and this
+        call raises LockBusyError. Use `take_over` only if no two processes have the same owner
+        name: then the replaced holder is an earlier run of this process.
 
         Raises:
             LockBusyError: another process holds the lock, or waits for it.
@@ -90,8 +90,8 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path`; wait in the queue up to `timeout_seconds` (None: no limit).
 
-        Outages of the store do not end the wait. After a lost session, the wait continues at the
-        end of the queue.
+        The wait continues during an outage of the store. If the session is lost, the wait continues
+        with a new claim at the end of the queue.
 
         Raises:
             OperationTimeoutError: the lock was not acquired within `timeout_seconds`.
@@ -129,7 +129,7 @@ class LockManager:
     async def list(self, path: str) -> list[str]:
         """Return the names of the locks directly below `path` that have a holder.
 
-        On ZooKeeper, a lock whose last holder died may also be listed.
+        On ZooKeeper, the result may also contain a lock whose last holder died.
         """
         return await self._participant.store.get_children(path)
 
@@ -166,9 +166,9 @@ class ReadWriteLocks:
 
     Readers and writers wait in one queue, so neither kind can starve the other. A reader waits for
     the last writer before it in the queue. A writer waits for the claim directly before it. When a
-    writer releases the lock, all readers before the next writer get the lock. These locks are
-    advisory, too: guard effects by the writer's token, which is greater than the tokens of all
-    earlier claims. The locks are released when the participant closes.
+    writer releases the lock, all readers between it and the next writer in the queue get the lock
+    together. These locks are advisory, too: guard effects by the writer's token, which is greater
+    than the tokens of all earlier claims. The locks are released when the participant closes.
     """
 
     @checked

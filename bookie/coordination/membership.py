@@ -2,8 +2,8 @@
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. If a record of the same name belongs to another session, the
-member waits: that session may belong to an earlier run of the process. If the record is not deleted
-in time, the member assumes that another process has the name.
+member waits: that session may belong to an earlier run of the process. If that record is not
+deleted in time, the member assumes that another live process uses the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -95,7 +95,7 @@ class Member:
                 raise self._taken()
         except BaseException:
             await self._watch.aclose()
-            # The last write may still happen, so the record must be deleted.
+            # A write without an answer may still happen, so delete the record in the background.
             self._is_over = self._in_doubt = True
             self._participant.sweep(self._delete)
             raise
@@ -241,7 +241,7 @@ class GroupView(Mirror[bytes]):
 
     @property
     def members(self) -> Mapping[str, bytes]:
-        """A snapshot of the members: the value of each member by its name."""
+        """The value of each member by its name, as the view knows them now."""
         return {key.rpartition("/")[2]: value for key, value in self.values.items()}
 
 

@@ -1,8 +1,9 @@
 """A process that takes part in coordination: its session with a store, and its background work.
 
-The recipes ask the participant if the session is certain, and get the session's events in order.
-The participant also runs work of the recipes that must be finished even if the caller is cancelled.
-For example, an unanswered write must be undone, because it may still take effect.
+The recipes (locks, queues, groups, …) ask the participant if the session is certainly alive, and
+get the session's events in order. The participant also runs work of the recipes that must be
+finished even if the caller is cancelled. For example, an unanswered write must be undone, because
+it may still take effect.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ PAUSE_SECONDS_MAX = 5.0
 """The longest pause between attempts. Pauses begin at `PAUSE_SECONDS_MIN`, and double."""
 
 LATE_FRACTION = 3
-"""A sweep runs again after a pause: the session timeout divided by this number.
+"""The pause between the two runs of a sweep is the session timeout divided by this number.
 
-The second run finds a write that arrived late.
+A sweep undoes a write without an answer; its second run finds a write that arrived late.
 """
 
 _log = event_log(__name__)
 
 
 class Participant:
-    """An async context manager, whose end releases the locks and leaderships of the recipes.
+    """One process in the coordination: an async context manager.
+
+    When the context is left, its locks are released, and its candidates resign.
 
     Memberships and taken items last until their own contexts end, or until the session ends.
 
@@ -69,17 +72,17 @@ class Participant:
 
     @property
     def is_certain(self) -> bool:
-        """True while neither an event nor the clock puts the session in doubt."""
+        """True while neither events nor the clock give a reason to doubt that the session lives."""
         return self.is_certain_by_events and self.store.is_session_certain
 
     @property
     def is_certain_by_events(self) -> bool:
-        """True while no event puts the session in doubt; the clock does not count."""
+        """True while no event gives a reason to doubt that the session lives; ignores the clock."""
         return self._is_connected and self._has_session
 
     @property
     def session_epoch(self) -> int:
-        """A number that changes when a session is lost and when a new session begins.
+        """A number that grows when a session is lost, and again when the store has a session again.
 
         If the number is equal at two moments, the session and its leased records have existed
         without interruption between these moments.
@@ -117,7 +120,7 @@ class Participant:
         return guid
 
     def abandon(self, guid: str) -> None:
-        """Mark the claim `guid` as unused, so that its records count as leftovers."""
+        """Mark the claim `guid` as no longer used, so that its records may be deleted."""
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
@@ -148,8 +151,8 @@ class Participant:
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
         """Repeat `work` after each `BookieError`, until `work` succeeds or the store is closed.
 
-        `work` is repeated even after `SessionLostError`: if only this process's clock ended the
-        session, the session may continue in the store with all its records.
+        `work` is repeated even after `SessionLostError`: perhaps only this process's clock ended
+        the session, and it lives on in the store with all its records.
         """
         attempt = 0
         while True:
@@ -167,8 +170,8 @@ class Participant:
         """Run `work`, which undoes an unanswered write, in the background.
 
         `work` is repeated as in `insist`. After a pause `work` runs once more, because the
-        unanswered write may arrive late. The end of the context waits for the first success of
-        `work`, but only while the session is certain.
+        unanswered write may arrive late. When the context is left, it waits for the first success
+        of `work`, but only while the session is certainly alive.
         """
         self.spawn_if_open(self._sweep(work))
 
@@ -218,13 +221,13 @@ class Participant:
         except MetadataClosedError:
             work.close()
             raise
-        # If the task is cancelled before it begins, this callback closes `work`.
+        # If the task is cancelled before its first step, nothing has awaited `work`: close it here.
         task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
         try:
             return await outcome
         except asyncio.CancelledError:
-            # The caller was cancelled in the turn in which the work ended, so the caller never gets
-            # the result.
+            # The work may have ended in the same turn of the loop in which the caller was
+            # cancelled. Then the caller never gets the result, so undo the work.
             is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
             if is_given and undo is not None:
                 self.spawn_if_open(undo(outcome.result()))

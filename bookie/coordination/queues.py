@@ -14,10 +14,10 @@ receipt and puts the item. A late or repeated transaction finds no receipt, so i
 
 An item is taken **at least once**. If a consumer's session ends before the item is done, another
 consumer gets the item, although the first consumer may still work on it. So the work on an item
-must be idempotent, or guarded by the version of a record. The claim to an item contains a guid. If
-the store did not answer the creation of a claim, the consumer searches for the guid, and deletes
-the claim. Only the first waiting consumer watches the items, so a new item wakes only this
-consumer.
+must be idempotent, or guarded by the version of a record. A consumer takes an item by a claim,
+which contains a guid. If the store did not answer the creation of a claim, the consumer recognises
+the claim by its guid, and deletes it. Only the first waiting consumer watches the items, so a new
+item wakes only this consumer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Taken:
         self._version = version
         self._is_over = False
         self._in_doubt = False
-        """True if a deletion of the item was not answered."""
+        """True if the store did not answer a deletion of the item, so that it may be deleted."""
 
     @property
     def value(self) -> bytes:
@@ -98,8 +98,8 @@ class Taken:
                 await self._store.transaction(
                     [
                         Delete(self._claim, self._version),
-                        # After other consumers deleted all items, a new item may have the same
-                        # name.
+                        # Numbers may begin again when the queue was empty, so a newer item may have
+                        # this name: compare the version.
                         Delete(self._item.key, self._item.version),
                     ]
                 )
@@ -133,7 +133,8 @@ class Taken:
             except (SessionLostError, MetadataUnavailableError):
                 self._participant.spawn_if_open(self._participant.insist(self._give_back))
             except MetadataClosedError:
-                # The participant does no more work, but its session may go on.
+                # The participant was closed, so it runs no more work. But its session may still
+                # live, so delete the claim here.
                 with suppress(MetadataClosedError, MetadataUnavailableError, SessionLostError):
                     await self._give_back()
 
@@ -168,8 +169,8 @@ class Queue:
         Raises:
             MetadataUnavailableError: the store did not answer; the item may or may not be in the
                 queue.
-            SessionLostError: the session ended; the message says if the item was not added, or if
-                this is unknown.
+            SessionLostError: the session ended; the message says that the item was not added, or
+                that this is unknown.
         """
         await self._participant.finish(self._put(value))
 
@@ -186,8 +187,8 @@ class Queue:
             except MetadataUnavailableError:
                 in_doubt = True
             except NoSuchKeyError as error:
-                # In the same session, the receipt disappears only together with the put of the
-                # item.
+                # While the session lives, only the transaction that puts the item deletes the
+                # receipt. So an earlier attempt has put the item.
                 if in_doubt and epoch == self._participant.session_epoch:
                     return
                 raise SessionLostError(
@@ -196,7 +197,7 @@ class Queue:
                 ) from error
             else:
                 return
-        # After the receipt is deleted, an attempt that is still under way fails.
+        # Delete the receipt, so that an attempt that arrives at the store later fails.
         self._participant.sweep(partial(self._delete_receipt, receipt))
         raise MetadataUnavailableError(
             f"the metadata store did not answer when an item was put into {self._path}"
@@ -205,8 +206,8 @@ class Queue:
     async def _make_receipt(self) -> str:
         """Create a receipt.
 
-        Each attempt creates a receipt with a new name, so a receipt that appears late is never
-        used.
+        Each attempt uses a new name. So a receipt whose creation got no answer, and that appears
+        later, is never used.
         """
         attempt = 0
         while True:
@@ -235,7 +236,8 @@ class Queue:
         """Take the oldest free item; wait up to `timeout_seconds` for a free item (None: no limit).
 
         Raises:
-            OperationTimeoutError: no item was free in time, or earlier consumers still waited.
+            OperationTimeoutError: no item was free in time, or consumers that came earlier were
+                still waiting.
             MetadataUnavailableError: the store did not answer.
         """
         loop = asyncio.get_running_loop()
@@ -246,7 +248,8 @@ class Queue:
             async with turn:
                 await self._wait_for_item(given, until)
         except BaseException as error:
-            # Even if only leaving the watch or the turn fails, the caller does not get the item.
+            # The item was perhaps taken before the error, but the caller does not get it. So give
+            # it back.
             for taken in given:
                 self._participant.spawn_if_open(taken.give_back())
             if isinstance(error, TimeoutError):
@@ -293,8 +296,8 @@ class Queue:
     async def _try_to_claim(self, item: Record) -> Taken | None:
         claim = f"{self._path}/taken/{item.name}"
         guid = self._participant.new_name().encode()
-        # The check refuses an item that was just done. Without the check, a consumer would get the
-        # item again.
+        # The check fails if another consumer has just deleted the item as done. Without the check,
+        # this consumer would get an item that no longer exists.
         operations: list[Operation] = [
             Put(claim, guid, NOT_EXISTS, ephemeral=True),
             Check(item.key, item.version),
@@ -304,7 +307,7 @@ class Queue:
         except BadVersionError:
             return None
         except BaseException:
-            # The claim may exist, or appear later, so it must be deleted.
+            # The claim may exist already, or appear later, so delete it in the background.
             self._participant.sweep(partial(self._delete_claim, claim, guid))
             raise
         assert stat is not None

@@ -43,7 +43,7 @@ def decode_service_instance(data: bytes) -> ServiceInstance:
     """Decode the instance in `data`.
 
     Raises:
-        FormatError: the record is not an instance, or a newer version wrote it.
+        FormatError: the record is not an instance, or a newer version of bookie wrote it.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     labels = fields.inner("labels")

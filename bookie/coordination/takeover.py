@@ -2,8 +2,8 @@
 
 The other session may belong to an earlier run of this process. The session of an earlier run ends
 soon, and then the store deletes its record. If the session belongs to a living process, its record
-is not deleted, and the take-over fails. Only an answer of the store shows if the record was
-deleted: a slow or silent store proves nothing.
+is not deleted, and the take-over fails. Only an answer of the store shows that the record still
+exists: time without an answer proves nothing.
 
 Source: PIP-57.
 """
@@ -21,13 +21,14 @@ async def take_over(
 ) -> bool:
     """Call `try_write` after each change until it returns True; return False after the wait.
 
-    `try_write` writes the record, or returns False while another session's record has the key.
-    Errors of `try_write` are raised. `changes` is a watch on the key, which the caller has opened
-    before. The caller may continue to read `changes` afterwards.
+    `try_write` writes the record and returns True, or returns False while another session's record
+    has the key. Errors of `try_write` are raised. `changes` comes from a watch on the key, which
+    the caller has opened before this call. The caller may continue to read `changes` afterwards.
 
-    The wait for changes ends `wait_seconds` after the first False of `try_write`. The time that the
-    store needs to answer is not limited. After the wait, `try_write` is called once more. So a
-    result of False always comes from an answer of the store, and never from its silence.
+    The wait for changes ends `wait_seconds` after the first False of `try_write`. This limit does
+    not include the time that the store needs for its answers. After the wait, `try_write` is called
+    once more. So False is returned only after the store has answered that the other record still
+    exists.
     """
     now = asyncio.get_running_loop().time
     deadline, is_over = float("inf"), False

@@ -3,7 +3,7 @@
 A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. The number of a new claim is
 greater than the numbers of all claims in the queue, so the numbers give the order. Numbers may
 begin again when the queue is empty, but the guid makes each name unique. So a read, check or
-deletion by name never hits another claim.
+deletion by name never touches a different claim by mistake.
 
 An exclusive claim waits for the claim directly before it. A shared claim waits for the last
 exclusive claim before it. So the deletion of a claim wakes only the claims that waited for it.
@@ -14,7 +14,7 @@ have several records with the guid: the process uses one record, and deletes the
 the background. The other records do not block the used record. The process also deletes the records
 of claims that it no longer uses.
 
-Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
+Source: the lock recipe of ZooKeeper; the protection of a creation by a GUID, from Apache Curator.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bookie.metadata.model import (
 
 PREFIX = "claim-"
 ATTEMPTS_MAX = 3
-"""The most attempts to make a claim while the store does not answer."""
+"""The most attempts to create the record of one claim, if the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Ticket:
     """The number of the write that made the claim. All earlier claims have smaller numbers."""
     version: int
     in_doubt: bool = False
-    """True if an unanswered write has made, or may still make, another record of the claim."""
+    """True if an unanswered write may have created, or may yet create, a second record."""
 
     @property
     def name(self) -> str:
@@ -128,7 +128,8 @@ class WaitQueue:
                 raise ClaimLostError(f"the claim {ticket.key} is gone")
             names = names[: names.index(ticket.name)]
             if ticket.in_doubt and names:
-                # Other records of this claim, and records that were just deleted, block nothing.
+                # A second record of this same claim, or a record that was deleted meanwhile, does
+                # not block it.
                 others = {
                     one.record.name
                     for one in await self.contenders()
@@ -158,8 +159,8 @@ class WaitQueue:
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
         """Add `claim` to the end of the queue; the same transaction deletes `instead_of`, if given.
 
-        If the caller is cancelled, or if the outcome is unknown, the record of the claim is deleted
-        in the background.
+        If the caller is cancelled, or if it stays unknown whether the record was created, the
+        record is deleted in the background.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -203,11 +204,12 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Create the claim; with `again`, first search the queue for the claim."""
+        """Create the claim; with `again`, first search the queue: it may exist already."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
-                # A record of a former session ends soon and does not count.
+                # A record of a former session does not count, because the store will soon delete
+                # it.
                 if record.created_by_self:
                     return _ticket(record.stat, guid, in_doubt=True)
         stat = (await self._store.transaction(operations))[0]
@@ -221,7 +223,7 @@ class WaitQueue:
 
     async def _leave(self, ticket: Ticket) -> None:
         try:
-            # The name contains our guid, so each version of the record is ours.
+            # The name contains our guid, so no other process wrote this record: delete any version.
             await self._store.delete(ticket.key)
         except (NoSuchKeyError, MetadataClosedError):
             pass
@@ -315,7 +317,8 @@ def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
 
 def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
     number = _number(stat.key.rpartition("/")[2])
-    # If the backend has no revisions, the token is the number, which orders the queue's claims.
+    # Without revisions, the token is the number at the end of the name, which also grows from claim
+    # to claim.
     return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 

@@ -1,7 +1,7 @@
 """The metadata store: small records with compare-and-set, leases, and ordered change events.
 
-`store` is the contract that each backend fulfils, `evaluate` has the rules of a transaction, and
-`connect` opens a store by URI. `memory`, `local`, `etcd` and `zookeeper` are the backends, one
-folder each; the docstring of each folder explains the backend. A backend imports the contract and
-never another backend.
+`store` is the contract that each backend fulfils, `evaluate` contains the rules of a transaction,
+and `connect` opens the store that a URI names. `memory`, `local`, `etcd` and `zookeeper` are the
+backends, one folder each; the docstring of each folder explains the backend. A backend imports the
+contract and never another backend.
 """

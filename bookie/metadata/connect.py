@@ -37,7 +37,7 @@ def open_store(
 
     `session_timeout_seconds` must be in 0.1 … 3600. This call opens nothing before the context is
     entered. Only ``zk://`` and ``etcd://`` use `security`. If `create` is false, a ``local://``
-    directory must already contain a store; the other kinds of stores need no creation.
+    directory must already contain a store; `create` has no effect on the other kinds of stores.
 
     Raises:
         ConfigurationError: the URI, the timeout or another argument is wrong.

@@ -44,7 +44,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Stored):
-    """A whole record, for backends that use a commit's number as the version of its records."""
+    """A whole record, for backends in which a record's version is the number of a commit."""
 
     value: bytes
     version_at_creation: int
@@ -65,7 +65,7 @@ class StoredRecord(Stored):
 
 
 class Tree(Protocol):
-    """The records before a transaction, as `evaluate` reads them."""
+    """The state before a transaction, from which `evaluate` reads records."""
 
     def find(self, key: str) -> Stored | None:
         """Return the record of `key`, or None if there is no record."""
@@ -89,7 +89,7 @@ class Write:
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
-        """Return the record after commit `version`; a record with another owner counts as new."""
+        """Return the record as commit `version` leaves it; with another owner, it counts as new."""
         if before is None or before.owner != self.owner:
             return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
         return replace(before, version=version, value=self.value, modified_ms=now_ms)
@@ -107,7 +107,7 @@ class Deletion:
 def evaluate(
     operations: Sequence[Operation], tree: Tree, session: bytes, number: int
 ) -> list[Write | Deletion | None]:
-    """Return one effect for each operation; None for a `Check`.
+    """Return the effect of each operation, in order; for a `Check`, which has no effect, None.
 
     The keys of sequential records end with `number`, which must be greater than the number of every
     earlier commit.
@@ -161,7 +161,8 @@ def _require_room(put: Put, tree: Tree) -> None:
     for ancestor in ancestors(put.key):
         above = tree.find(ancestor)
         if above is not None:
-            # An ephemeral record has no children, so the nearest existing ancestor decides.
+            # Check only the nearest existing ancestor: the ancestors above it have children, so
+            # they are not ephemeral.
             if above.owner != NO_OWNER:
                 raise InvalidKeyError(f"{put.key} cannot be created below ephemeral {ancestor}")
             return

@@ -1,17 +1,19 @@
 """Copy a whole store into a file of lines and back, or into another store.
 
-A copy leaves out records that belong to a session (registrations, locks), because the copies would
-outlive their owner. A copy writes the records of the top level last, because they contain the
-cluster's identity. An interrupted copy lacks the identity, so no process uses the copy as a
-cluster. Repeat a copy that was interrupted: a record that exists in the target with the same value
-stays. If a record exists with another value, the copy raises an error, unless `overwrite` is True.
+A copy leaves out records that belong to a session (registrations, locks), because the copied
+records would not end with their owner's session. A copy writes the records of the top level last,
+because they contain the cluster's identity. A target without this identity is used by no process,
+so an interrupted copy does no harm. Simply repeat an interrupted copy: records that the target
+already has with the same value stay. If the target has a record with another value, the copy raises
+an error, unless `overwrite` is True.
 
-**Sequential numbers** begin anew in the target. Queued items would have higher numbers than items
-that are added later, so `migrate` and `import_records` refuse a store with queued items.
+**Sequential numbers** begin anew in the target. So a queued item that was copied would have a
+higher number than items that are added later, and would be taken after them. Therefore `migrate`
+and `import_records` refuse a store with queued items.
 
 **Access control lists** are copied by `migrate`: a list that restricts a record in the source also
-restricts the record in the target. Records that are open to all get the target's default list. An
-export file contains no lists.
+restricts the record in the target. A record that is open to all in the source gets the target's
+default list. An export file contains no lists.
 
 A file has one JSON object a line::
 
@@ -61,7 +63,7 @@ FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
 
 NARROW_CHILDREN_MAX = 20_000
-"""The most children (with long names) of one key that every kind of store lists at once."""
+"""The most children of one key, with long names, that every kind of store can list."""
 
 _HOST_AND_PID = re.compile(rb"[\w.-]+:\d+").fullmatch
 _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
@@ -76,7 +78,7 @@ Count = Callable[[int], None]
 
 @dataclass(slots=True)
 class Copied:
-    """The result of a copy, as numbers of records."""
+    """The result of a copy: for each outcome, the number of records with this outcome."""
 
     written: int = 0
     equal: int = 0
@@ -92,9 +94,9 @@ async def export_lines(
 ) -> AsyncIterator[str]:
     """Yield the lines of an export of the record of `key` and all records below it.
 
-    An error is raised if the export cannot be completed. The records are read one after another:
-    stop the cluster to get the state of one moment. `skipped` is called with each key that belongs
-    to a session.
+    An error is raised if the export cannot be completed. The records are read one after another
+    while the cluster may change them: to get the state of one moment, stop the cluster first.
+    `skipped` is called with each key that belongs to a session.
     """
     seal = _Seal()
     yield seal.line({"format": FORMAT, "version": FORMAT_VERSION})
@@ -173,13 +175,15 @@ async def migrate(
 ) -> Copied:
     """Copy all records of `source` to `target` and compare the two stores; `source` is unchanged.
 
-    With `drop_acl`, restricted records may go to a target that has no access control by record.
+    With `drop_acl`, restricted records may be copied, without their lists, to a target that has no
+    access control by record.
 
     Raises:
-        MetadataError: (before the first write) a session uses the source and `live` is false, or an
-            item is queued. Or (before the first write) a key has more children than the target can
-            list, or an access control list is hidden from this user. Or (after the copy) the two
-            stores differ: another process wrote to a store, or the target had other records before.
+        MetadataError: (before the first write) a session uses the source and `live` is false, or a
+            record is an item of a queue. Or (before the first write) a key has more children than
+            the target can list, or an access control list is hidden from this user. Or (after the
+            copy) the two stores differ: another process wrote to a store, or the target had other
+            records before.
         UnsupportedError: (before the first write) a record is restricted, and the target lacks
             access control by record.
         KeyExistsError: see `import_records`; or a restricted record has another access control
@@ -260,7 +264,7 @@ async def _require_same_access(source: MetadataStore, target: MetadataStore) -> 
 async def _require_movable(
     source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
 ) -> None:
-    """Check, before the first write, that `migrate` can copy and may copy the source."""
+    """Raise an error, before the first write, if `migrate` cannot or must not copy the source."""
     children: Counter[str] = Counter()
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:
@@ -285,7 +289,7 @@ async def _require_movable(
 
 
 def _process(record: Record) -> str:
-    """Return text that names the process if the record's value is ``HOST:PID``; else no text."""
+    """Return a text that names the record's process if the value is ``HOST:PID``; else ""."""
     return f" of the process {record.value.decode()}" if _HOST_AND_PID(record.value) else ""
 
 
@@ -344,7 +348,7 @@ class _Writer:
         self._count(len(puts))
 
     async def _write(self, put: Put) -> None:
-        """Write one record, which may exist in the target already."""
+        """Write one record on its own, because the target may already have it."""
         there = await self._store.get(put.key)
         if there is None:
             await self._create(put)
@@ -379,8 +383,8 @@ class _Writer:
         try:
             await self._store.put(put.key, put.value, version=NOT_EXISTS, acl=put.acl)
         except UnsupportedError:
-            # The record is a parent of records that were written before, so no list can be set at
-            # its creation.
+            # Records below this record were written earlier, so its node already exists, as a
+            # parent. Its list cannot be set together with the value, so set the list afterwards.
             if put.acl is None:
                 raise
             await self._store.put(put.key, put.value, version=NOT_EXISTS)
@@ -389,7 +393,7 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Seal:
-    """The number of records and the digest of the lines so far, for the last line of a file."""
+    """The data for a file's last line: the number of records and the digest of the lines so far."""
 
     records: int = 0
     digest_before_last: str = ""
@@ -459,7 +463,7 @@ async def _walk_below(store: MetadataStore, key: str, names: list[str]) -> Async
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose value differs between two stores; None means that a store lacks the record."""
+    """A key with different values in two stores; the value None means: no record in this store."""
 
     key: str
     left: bytes | None

@@ -4,9 +4,9 @@
 
     {"format":"bookie-…","version":1,…}
 
-Equal values are encoded to equal bytes. A reader ignores unknown keys, so a new field that older
-readers may ignore needs no new version. Any other change raises the version number, and older
-readers refuse the record.
+Equal values are encoded to equal bytes. A reader ignores unknown keys. So a new field needs no new
+version, if older readers may safely ignore it. For any other change, increase the version number,
+so that older readers refuse the record.
 
 :func:`encode` and :func:`decode` write and check the format name and the version.
 :class:`JsonFields` reads typed values; its errors name the wrong field.

@@ -1,8 +1,10 @@
-"""Views that follow part of a store: `Mirror` reads changed records, `follow` reads all records.
+"""Views that follow a part of a store: after a change, `Mirror` reads only the changed records.
 
-A view is the result of the last complete listing and of the changes since that listing. A failed
-listing does not change the view, because records may exist although the store does not answer.
-After the store is closed, the view keeps its last state.
+After a change, `follow` calls a function that reads everything again.
+
+A view is the result of the last complete listing and of the changes since that listing. If a
+listing fails, the view stays as it is, because a store that does not answer may still have the
+records. After the store is closed, the view keeps its last state.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ _log = event_log(__name__)
 
 
 def backoff() -> Backoff:
-    """Return pauses with jitter: after an outage, the processes retry at different times."""
+    """Return pauses with jitter, so that processes do not all retry together after an outage."""
     return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
 class Mirror(Generic[T]):
-    """The decoded records directly below some keys; a watch updates them in the async context.
+    """The decoded records directly below some keys, updated by a watch in the async context.
 
     Args:
         store: the store, which must stay open until the mirror is closed.
         prefix: a key at or above all of `parents`, which the mirror watches.
-        parents: the keys whose children are mirrored, in the order of the listing. If a record
-            moves from an earlier to a later parent meanwhile, `values` may contain both keys.
+        parents: the keys whose children are mirrored; they are listed in this order. If a record
+            moves to a later parent during the listing, `values` may contain it under both parents.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """
@@ -68,7 +70,7 @@ class Mirror(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The current values by key; entering the context has read all values."""
+        """The current values by key, complete from the moment when the context is entered."""
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:
@@ -98,7 +100,7 @@ class Mirror(Generic[T]):
                 due, pauses = change, backoff()
                 while not await self._try_apply(due):
                     await asyncio.sleep(pauses.next())
-                    due = Resync()  # the changes during the pause are unknown
+                    due = Resync()  # changes may have come meanwhile, so list all
         except MetadataClosedError:
             return
 
@@ -151,10 +153,10 @@ async def follow(
 ) -> None:
     """Call `take` with the result of `read`, now and after each change below `prefix`.
 
-    One call of `take` may cover several changes. The next call of `take` is delayed while
-    the store does not answer or refuses this process, and while `read` raises a `MetadataError` or
-    `RequestError`. If `read` raises `FormatError`, the error is logged, and `take` is not called.
-    `follow` returns when the store is closed.
+    After several changes in quick succession, `take` may be called only once. If the store does not
+    answer or refuses this process, or if `read` raises a `MetadataError` or `RequestError`,
+    `follow` tries again after a pause. If `read` raises `FormatError`, the error is logged, and
+    `take` is not called. `follow` returns when the store is closed.
     """
     pauses = backoff()
     while True:
@@ -170,5 +172,6 @@ async def follow(
         except MetadataClosedError:
             return
         except (MetadataError, RequestError):
-            # The next watch begins with a read, which shows the changes during the pause.
+            # No change is missed during the pause, because `read` is called at the start of the
+            # next watch.
             await asyncio.sleep(pauses.next())

@@ -215,19 +215,20 @@ class Put:
     `NOT_EXISTS` requires that there is no record. If `version` is None, the put creates or replaces
     the record.
 
-    With `ephemeral`, the record belongs to the session of the writing store afterwards. With
-    `ephemeral` and without `version`, the put creates the record, or replaces a record of this
-    session. With `ephemeral` and the version of another session's ephemeral record, the put takes
-    the record over.
+    With `ephemeral`, the record afterwards belongs to the session of the store that carries out the
+    put. With `ephemeral` and without `version`, the put creates the record, or replaces a record of
+    this session. With `ephemeral` and a `version` that matches another session's ephemeral record,
+    the put takes over that record.
 
     With `sequential`, the put creates a record whose key is `key` followed by a number of at least
     `SEQUENCE_DIGITS_MIN` digits. `version` must then be None or `NOT_EXISTS`. The numbers of one
-    `key` grow, and each number is used only once. To order sequential keys, compare their numbers:
-    as text, a number with more digits may come first.
+    `key` grow, and each number is used only once. To sort sequential keys, compare their numbers as
+    integers: sorted as text, a number with more digits may come first.
 
     All ephemeral sequential records below one parent share one sequence of numbers, even if their
     keys differ. This sequence may begin anew when the parent has no children, so a number may be
-    used again. For a key that is never used twice, put a unique part into `key`.
+    used again. If you need keys that are never used twice, put a unique part, such as a guid, into
+    `key`.
     """
 
     key: str
@@ -308,13 +309,14 @@ def sequential_key(key: str, number: int) -> str:
 
 
 def check_transaction(operations: Sequence[Operation]) -> None:
-    """Check that every backend can carry out the operations in one transaction.
+    """Refuse operations that some backend could not carry out in one transaction.
 
     Raises:
         BadRequestError: the value is no list of operations, or has more than
             `TRANSACTION_OPERATIONS_MAX`. Or two operations have the same key. Or a key lies below a
             key that the transaction deletes or makes ephemeral.
-        InvalidKeyError: keys and values have more than `TRANSACTION_SIZE_BYTES_MAX` together.
+        InvalidKeyError: the total size of keys and values is more than
+            `TRANSACTION_SIZE_BYTES_MAX`.
     """
     if not isinstance(operations, Sequence) or not all(
         isinstance(operation, Operation) for operation in operations
@@ -326,7 +328,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
             f"{TRANSACTION_OPERATIONS_MAX}"
         )
     if len(operations) == 1:
-        return  # all other checks compare operations; one operation is never too large
+        return  # the other checks need two operations; a single one is never too large
     keys = {operation.key for operation in operations}
     if len(keys) != len(operations):
         raise BadRequestError("a transaction names a key more than once")
@@ -379,8 +381,8 @@ class WatchEvent:
 class Commit:
     """One or more changes of one transaction at or below a watched prefix, in order.
 
-    ZooKeeper does not show where a transaction ends. So that backend may deliver a transaction as
-    several commits of one revision, one after the other.
+    ZooKeeper does not show where a transaction ends. So on ZooKeeper one transaction may be
+    delivered as several commits with the same revision, one after the other.
     """
 
     revision: int | None

@@ -81,9 +81,10 @@ def part_of(key: str) -> str:
 
 
 def permissions_of(kind: Kind, part: str) -> frozenset[str]:
-    """Return the permissions of a kind for the nodes of a part; `ROOT` is the scope's own node.
+    """Return the permissions of a kind of process for the nodes of a part.
 
-    Every process that writes also writes the scope's own node, to mark internal operations
+    The part `ROOT` is the scope's own node. Every process that may write anything may also write
+    this node, because it marks internal operations there
     (:mod:`bookie.metadata.zookeeper.changes`). But only admins create and delete nodes directly
     below the scope.
     """
@@ -98,7 +99,7 @@ def permissions_of(kind: Kind, part: str) -> frozenset[str]:
 
 
 class EtcdGrant(NamedTuple):
-    """The right to read, or to read and write, all keys from `first` on and before `end`."""
+    """The right to read, or to read and write, all keys from `first` to `end` (exclusive)."""
 
     writes: bool
     first: str
@@ -108,7 +109,8 @@ class EtcdGrant(NamedTuple):
 def etcd_grants(scope: str, kind: Kind) -> list[EtcdGrant]:
     """Return the rights that the etcd role of this kind needs, in a scope like ``/bookies``.
 
-    Keys that the store itself needs for writes sort between ``/bookies/`` and ``/bookies/!``.
+    For each write, the store also writes internal keys, which sort between ``/bookies/`` and
+    ``/bookies/!``. So writers and bookies need the right to this range, too.
     """
     everything = EtcdGrant(kind is Kind.ADMIN, f"{scope}/", f"{scope}0")
     if kind in (Kind.ADMIN, Kind.READER):

@@ -18,9 +18,10 @@ etcd ignores this setting.
 """
 
 Access: TypeAlias = Literal["open", "user", "kinds"]
-"""Access to ZooKeeper records without an access control list of their own.
+"""The users with access to a ZooKeeper record that was put without an access control list.
 
-Such records are open to everybody, to the user alone, or to the users of each kind (`rights`).
+``open``: everybody; ``user``: only the user that put the record; ``kinds``: the users of each kind
+of process, with the rights of this kind (`rights`).
 """
 
 
@@ -48,7 +49,7 @@ class MetadataSecurity:
     sasl_mechanism: SaslMechanism = "none"
     access: Access = "open"
     users: Users = field(default_factory=dict)
-    """The users of each kind on ZooKeeper, if `access` is ``kinds``."""
+    """For each kind of process, its users on ZooKeeper; used if `access` is ``kinds``."""
 
     def __post_init__(self) -> None:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
@@ -112,7 +113,7 @@ def _users(settings: MetadataSettings) -> Users:
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:
-    """Return the users in a setting's text; semicolons separate users that may contain commas."""
+    """Split a setting's text into users; the separator is ";", because users may contain commas."""
     users = tuple(user.strip() for user in text.split(";") if user.strip())
     for user in users:
         scheme, _, rest = user.partition(":")

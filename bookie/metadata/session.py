@@ -2,9 +2,9 @@
 
 A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
 life. The owner must treat the session as ended before the server ends it, even if the network is
-cut. So the owner measures the timeout itself, from the moment at which it *sent* the last request
-that proved the session. The server's timeout began later, so the server cannot end the session
-before the owner's timeout has passed.
+cut. So the owner measures the timeout itself: from the moment at which it *sent* the last request
+whose answer proved that the session is alive. The server's timeout began later, so the server
+cannot end the session before the owner's timeout has passed.
 
 =========== ==================================================== ===============================
 state       meaning                                              what ends the state
@@ -23,8 +23,8 @@ CLOSED      the owner ended the session                          nothing
 =========== ==================================================== ===============================
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
-then. A session that is lost by the owner's clock may still be alive at the server, so a renewal may
-continue it. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
+then. If the owner's clock declared the session lost, the session may still be alive at the server,
+and a renewal may continue it. Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
 event loop. The clock of `SessionMachine` also runs while the machine is suspended. So
@@ -45,32 +45,32 @@ from typing import TypeAlias, assert_never
 from bookie.env.backoff import Backoff
 
 PROBE_FRACTION = 15
-"""A session without other proof is probed at intervals of its timeout divided by this number."""
+"""If no request proves the session, it is probed at intervals of its timeout / this number."""
 
 PATIENCE_FRACTION = 6
-"""If a probe has no answer for the timeout / this number, the connection is in doubt."""
+"""If a probe has no answer after the session timeout / this number, the session is in doubt."""
 
 ATTEMPT_FRACTION = 3
-"""The timeout divided by this number limits the wait for a probe, and the pause between probes."""
+"""The longest wait for a probe, and the longest pause between probes: the timeout / this number."""
 
 LOST_SHARE = 5 / 6
 """After this share of the timeout without proof, the owner treats the session as lost."""
 
 PAUSE_FRACTION = 2
-"""If a step is late by the timeout divided by this number, the process was paused."""
+"""A step that is late by more than the timeout / this number shows that the process was paused."""
 
 RETRY_SECONDS = 0.5
-"""The longest first pause between a failed probe and the next probe, in seconds."""
+"""The most seconds for the first pause after a failed probe; the next pauses may be longer."""
 
 
 class SessionEvent(enum.Enum):
-    """A change of the session that owns this store's ephemeral records.
+    """An event in the life of the session that owns this store's ephemeral records.
 
     A short outage is announced as CONNECTION_LOST, RECONNECTED. A long outage, or an expiry, is
     announced as CONNECTION_LOST, SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. At
-    SESSION_REESTABLISHED the store has a session again. If the session is new, the server has
-    deleted, or will soon delete, the ephemeral records of the old session. If the old session
-    continues, its records may still exist.
+    SESSION_REESTABLISHED the store has a session again. It may be a new session: then the server
+    has deleted, or will soon delete, the ephemeral records of the old session. Or the old session
+    continues: then its records may still exist.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -117,7 +117,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A renewal succeeded, so there is a session: the old session or a new session."""
+    """A renewal succeeded: the old session continues, or a new session has begun."""
 
     sent_at: float
 
@@ -131,7 +131,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection to a server that can write was made; this does not prove the session."""
+    """The client has connected to a server that can write; this does not prove the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class ReadOnly:
 class Expired:
     """The server says that the session ended.
 
-    `sent_at` is the time when the answered request was sent, or None if the report answers no
-    request. If the request was sent before the current session began, the answer concerns an older
-    session, and is ignored.
+    `sent_at` is the time when the request was sent that the server answered in this way; None if
+    the server said so without a request. If the request was sent before the current session began,
+    the answer concerns an older session, and is ignored.
     """
 
     sent_at: float | None = None
@@ -195,8 +195,8 @@ class Announce:
 class Probe:
     """Send a request that proves or, with `renew`, renews the session; cancel the earlier probe.
 
-    One event follows, or none: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
-    `AuthFailed`.
+    The outcome comes as an event: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
+    `AuthFailed`. A cancelled probe causes no event.
     """
 
     sent_at: float
@@ -221,11 +221,11 @@ class SessionMachine:
         self._begun_at = now
         self._proven_at = now
         self._doubt_since = now
-        """Only answers to requests sent since this time end the session's doubt or loss."""
+        """Answers to requests sent before this time do not end the session's doubt or loss."""
         self._probe_sent_at: float | None = None
         self._patience_until = now
         self._probe_at = now + timeout_seconds / PROBE_FRACTION
-        """Time of the next probe, if no probe is under way."""
+        """The time at which the next probe is due, if no probe is running now."""
         self._backoff = Backoff(
             min(timeout_seconds / PROBE_FRACTION, RETRY_SECONDS),
             timeout_seconds / ATTEMPT_FRACTION,
@@ -239,7 +239,7 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time for the next `Tick`; None if no tick is needed in this state."""
+        """The time by which the next `Tick` must come; None if this state needs no tick."""
         if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
             return None
         due = self._probe_at
@@ -250,7 +250,7 @@ class SessionMachine:
         return due if self._state is SessionState.LOST else min(due, self._lost_at)
 
     def step(self, event: MonitorEvent, now: float) -> list[SessionEffect]:
-        """Handle the time until `now`, then `event`; return the effects, in order."""
+        """Handle the time that passed until `now`, then `event`; return the effects, in order."""
         if self._state is SessionState.CLOSED or isinstance(event, Closed):
             self._state = SessionState.CLOSED
             return []
@@ -279,7 +279,8 @@ class SessionMachine:
             self._doubt_since = self._probe_at = now
             self._probe_sent_at = None
         elif late > self._timeout / PATIENCE_FRACTION / 2:
-            # This process itself was late, so an answer may have arrived that it has not read yet.
+            # This process itself was late: an answer may have arrived in time, but was not read
+            # yet. So wait a little longer.
             self._patience_until = max(self._patience_until, now + self._timeout / PROBE_FRACTION)
 
     def _pass_time(self, now: float) -> None:
@@ -287,8 +288,8 @@ class SessionMachine:
             return
         asked_at = self._probe_sent_at if now >= self._patience_until else None
         if asked_at is not None and self._state is SessionState.CONNECTED:
-            # Do not cancel the probe. A late answer also counts, because the doubt begins at the
-            # time at which the probe was sent.
+            # Do not cancel the probe. Its answer, even a late one, still ends the doubt, because
+            # the doubt counts from the time at which the probe was sent.
             self._doubt(asked_at, keep_probe=True)
         if self._state is not SessionState.LOST and now >= self._lost_at:
             self._lose(now)
@@ -369,16 +370,16 @@ class SessionMachine:
         if self._state is SessionState.LOST:
             # A renewal that was sent continues: if each connection restarted the renewal, an
             # unstable network would prevent it. A renewal that was not sent yet is sent sooner, but
-            # not at once, because all clients notice a returning server at the same moment.
+            # not at once: otherwise all clients would send theirs when the server returns.
             self._probe_at = min(self._probe_at, now + self._backoff.after(0))
             return
         if self._state is SessionState.READ_ONLY:
-            # In read-only mode, no session can be proven. Leave enough time for one attempt before
-            # the session counts as lost.
+            # A read-only server could not prove the session, so the time without proof may be long.
+            # Leave enough time for one probe before the session counts as lost.
             self._state = SessionState.DOUBTFUL
             grace = self._timeout * LOST_SHARE - self._timeout / ATTEMPT_FRACTION
             self._proven_at = max(self._proven_at, now - grace)
-        # Requests on the former connection get no answer.
+        # A probe that was sent on the former connection gets no answer, so send a new probe.
         self._probe_sent_at = None
         self._probe_at = now
 
@@ -396,8 +397,8 @@ class SessionMachine:
         if self._state is not SessionState.LOST:
             self._lose(now)
         elif asked_at is not None and asked_at == self._probe_sent_at:
-            # Only the answer to the renewal counts as a failure. If the answers to other requests
-            # also counted, each answer would double the pause.
+            # Only the answer to the renewal itself counts as a failed renewal. Otherwise each late
+            # answer to an older request would double the pause.
             self._retry(now)
 
     # ---- transitions, each announced once
@@ -428,7 +429,7 @@ class SessionMachine:
 class SessionPolicy:
     """Decides when a process must end because it has no session with the metadata store.
 
-    Source: PIP-57, whose policies are to shut down when the session is lost and to reconnect.
+    Source: PIP-57, which has two policies for a lost session: shut down, or reconnect.
 
     Args:
         timeout_seconds: the session timeout.
@@ -453,14 +454,14 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the process must end because of an outage; None without such a time."""
+        """The time at which the present outage ends the process; None if it has no such time."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
 
     @property
     def is_away(self) -> bool:
-        """True during an outage: from the loss of connection or session to the reconnection."""
+        """True during an outage: from the loss of the connection or session until it is back."""
         return self._since is not None
 
     def away_seconds(self, now: float) -> float:
@@ -468,9 +469,10 @@ class SessionPolicy:
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Handle `event`, or only the time if `event` is None; return the reason to end, or "".
+        """Handle `event`; return the reason for which the process must end, or "".
 
-        After a call has returned a reason, every later call returns this reason.
+        If `event` is None, only time has passed. After a call has returned a reason, every later
+        call returns the same reason.
         """
         if self._verdict:
             return self._verdict

@@ -3,8 +3,8 @@
 Each session of a backend has one monitor. The monitor reads the clock, and gives the state machine
 a tick at each deadline. The backend supplies the functions that prove and renew the session, and
 reports the events of its connection by `tell`. The monitor hands the session's events to the
-backend in order. `tell` announces these events before it returns, so consumers get the event of a
-lost session before any effect of the loss.
+backend in order. `tell` announces these events before it returns. So consumers learn that the
+session is lost before they can see any consequence of the loss.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from bookie.metadata.session import (
 
 
 class SessionMonitor:
-    """Watches one session while the context is open; the end of the context announces no event.
+    """Watches one session while the context is open; when it is left, no event is announced.
 
     Args:
         timeout_seconds: the session timeout that the server granted.
-        probe: returns when the session is proven, the watches of a new connection are set, and the
-            store is usable. Raises SessionLostError if the session ended, UnauthorizedError if the
-            server refuses our credentials, and any other BookieError if the server does not answer.
-            The next call of `probe` or `renew` cancels a call that has not returned.
-        renew: returns when there is an old or new session, and the store is usable. Raises the
-            errors of `probe`. Called only while the session is lost. A cancelled call may have
-            begun a session.
+        probe: returns when the session has proved to be alive, the watches of a new connection are
+            set, and the store is usable. Raises SessionLostError if the session ended,
+            UnauthorizedError if the server refuses our credentials, and any other BookieError if
+            the server does not answer. The next call of `probe` or `renew` cancels a call that has
+            not returned.
+        renew: returns when the old session continues or a new one has begun, and the store is
+            usable. Raises the errors of `probe`. Called only while the session is lost. A cancelled
+            call may have begun a session.
         announce: takes each event of the session; `announce` must not raise or call `tell`.
         begun_at: the time by `clock` when the request that began the session was sent; None means
             now.
@@ -78,13 +79,13 @@ class SessionMonitor:
     def state(self) -> SessionState:
         """The current state of the session, even if the process was paused until this call."""
         if self._deadline is not None and self._clock() >= self._deadline:
-            # Tell a tick only at or after the deadline, because an earlier tick would only wake the
-            # keeper.
+            # Before the deadline, a tick would change nothing, and would only wake the task
+            # `_keep`.
             self.tell(Tick())
         return self._machine.state
 
     def tell(self, event: MonitorEvent) -> None:
-        """Hand an event of the connection, or a request's answer, to the session machine."""
+        """Hand an event of the connection, or a request's answer, to the state machine."""
         effects = self._machine.step(event, self._clock())
         self._deadline = self._machine.deadline
         for effect in effects:
@@ -110,7 +111,7 @@ class SessionMonitor:
         await self._tasks.__aexit__(None, None, None)
 
     async def _keep(self) -> None:
-        """Give the session machine a tick at each of its deadlines."""
+        """Give the session's state machine a tick at each of its deadlines."""
         while True:
             self._changed.clear()
             deadline = self._deadline

@@ -13,10 +13,11 @@ code that works on one backend works on all backends: memory, a local directory,
   value of an ephemeral record and keeps the owner. An ephemeral put with the right version takes
   over a record of another session. A persistent record never turns ephemeral.
 - **A transaction** does all its operations or none. All conditions are checked against the state
-  before the transaction. So a transaction names each key once. A transaction names no key below a
-  key that it deletes or makes ephemeral.
-- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If a
-  watch may have missed commits, it delivers `Resync`, and the consumer lists the records again.
+  before the transaction. So each key may appear only once in a transaction. If a transaction
+  deletes a key or makes it ephemeral, no key below it may appear.
+- **Watches** deliver every commit under a prefix once, in commit order; a commit is never delivered
+  in parts. If a watch may have missed commits, it delivers `Resync`, and the consumer lists the
+  records again.
 - **A listing** is complete, or raises an error.
 """
 
@@ -46,7 +47,7 @@ from bookie.metadata.model import (
 from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
-"""The most keys that `delete_recursive` deletes in one transaction, beside one condition."""
+"""The most keys that `delete_recursive` deletes in a transaction, which also has one condition."""
 
 _RECURSION_ROUNDS = 10
 """The most rounds of `delete_recursive`; a new round begins if other processes create keys."""
@@ -58,8 +59,9 @@ class MetadataStore(ABC):
     All methods run in the event loop that entered the context. Each method raises `InvalidKeyError`
     for a key or value beyond the limits, and `MetadataClosedError` outside the context. Each method
     raises `MetadataUnavailableError` when the store does not answer; the outcome of a write is then
-    unknown. When a write has returned, the write is durable if the backend is durable, and all
-    later reads of this store object see it. A cancelled write may still happen.
+    unknown. When a write has returned, all later reads of this store object see it, and it is
+    durable if the backend is durable. If the caller of a write is cancelled, the write may still
+    happen.
     """
 
     backend: ClassVar[str]
@@ -80,7 +82,8 @@ class MetadataStore(ABC):
         """True unless the session is in doubt or lost; also True before the session begins.
 
         After a pause of the process, this property is False at once. The session's events come only
-        in a later turn of the event loop, too late for a caller that relies on the session.
+        in a later turn of the event loop. That is too late for a caller that must know now if the
+        session is certain.
         """
 
     @abstractmethod
@@ -175,11 +178,11 @@ class MetadataStore(ABC):
         raise KeyHasChildrenError(f"others keep creating keys below {key}")
 
     async def _is_there(self, key: str) -> bool:
-        """True if a recursive deletion of `key` must still delete a key."""
+        """True if `key`, or a key below it, still exists after a round of a recursive deletion."""
         return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
-        # If several operations fail, the first one gives the error, so the condition comes first.
+        # The first operation that fails decides which error is raised, so put the condition first.
         conditions = [] if condition is None else [condition]
         await self.transaction([*conditions, *map(Delete, some)])
 
@@ -200,7 +203,7 @@ class MetadataStore(ABC):
         try:
             await self._delete_if(condition, [key])
         except (NoSuchKeyError, KeyHasChildrenError):
-            return  # the key has no record, or the next round finds the key again
+            return  # there is no record, or a new child, which the next round finds
 
     @abstractmethod
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -212,11 +215,11 @@ class MetadataStore(ABC):
         """
 
     async def foreign_keys(self) -> list[bytes]:
-        """Return the foreign keys: keys of another program in the scope, which can name no record.
+        """Return the foreign keys: keys that another program wrote into the scope.
 
-        Listings and watches skip foreign keys, and only `delete_foreign` deletes foreign keys. A
-        key with a foreign key below it counts as a key with children. Only some servers can hold
-        foreign keys.
+        A foreign key is not valid as the key of a record. Listings and watches skip foreign keys,
+        and only `delete_foreign` deletes them. A key with a foreign key below it counts as a key
+        with children. Only some servers can hold foreign keys.
         """
         return []
 
@@ -227,8 +230,8 @@ class MetadataStore(ABC):
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
         """Return the scopes around this scope that have a top-level record of one of `names`.
 
-        A scope that this user may not read is left out. Only servers whose scopes are paths have
-        enclosing scopes.
+        A scope that this user may not read is left out. A scope can lie inside another scope only
+        on servers where a scope is a path.
         """
         return []
 
@@ -249,7 +252,7 @@ class MetadataStore(ABC):
         raise self._no_access_control()
 
     async def restrict(self) -> int:
-        """Give all records the access control lists of `rights`; return the number of new lists.
+        """Give all records the access control lists of `rights`; return how many lists changed.
 
         Raises:
             UnsupportedError: this kind of store has no access control.
@@ -271,11 +274,12 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Deliver every commit of any store at or below `prefix`, after the context is entered.
+        """Deliver every later commit at or below `prefix`, from the moment the context is entered.
 
-        To mirror a prefix, enter the context, list the records, then apply the changes. A consumer
-        that falls far behind gets one `Resync` instead of the backlog. The iterator raises
-        `MetadataClosedError` when the store is closed.
+        The commits of all processes are delivered. To mirror a prefix, enter the context, list the
+        records, then apply the changes. A consumer that falls far behind gets one `Resync` in place
+        of all the commits that wait for it. The iterator raises `MetadataClosedError` when the
+        store is closed.
         """
 
     @abstractmethod
@@ -284,7 +288,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def sync(self) -> None:
-        """Return when later reads see every commit that any process finished before the call."""
+        """Wait until later reads see every commit that any process finished before this call."""
 
     @abstractmethod
     async def __aenter__(self) -> Self:

@@ -62,7 +62,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
-        """Watch → its prefix, and a revision: the watch gets only commits after this revision."""
+        """Watch → its prefix, and the revision after which the watch gets commits."""
 
     def __bool__(self) -> bool:
         return bool(self._watches)
@@ -89,7 +89,8 @@ class Watches:
     def resync(self, revision: int | None = None) -> None:
         """Push `Resync` to all watches, because commits may be missing.
 
-        If given, `revision` is the last revision before the next commit.
+        If `revision` is given, commits after it are delivered from now on. This matters if the
+        store went back to an older state than a watch began with.
         """
         for subscription, (prefix, since) in self._watches.items():
             if revision is not None:

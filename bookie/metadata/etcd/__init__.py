@@ -20,12 +20,13 @@ every commit.
 **A write** is one Txn (`transactions`). The Txn compares the conditions of all operations, and
 writes if all conditions hold. If a condition fails, the Txn reads, in the same instant, the records
 that `evaluate` needs to name the error. The Txn also compares and replaces a *receipt*, a key that
-belongs to the session's lease. After a lost reply, the receipt shows the outcome of the write, or
-the store replaces the receipt and so prevents the write (`lease`).
+belongs to the session's lease. If a reply is lost, the store tries to replace the receipt itself,
+and so to prevent the write. If the write came first, the receipt shows its outcome (`lease`).
 
-**Watches** resume after the last delivered commit. If etcd has compacted the following revision
-away, or the cluster was restored to an older revision, the watch delivers `Resync`.
+**Watches** resume after the last delivered commit. If etcd has already compacted away the next
+revision, or the cluster was restored to an older revision, the watch delivers `Resync`.
 
-**Foreign keys** are keys of another program in the scope, which can name no record. The store skips
-foreign keys and logs one warning. Only `delete_foreign` deletes foreign keys.
+**Foreign keys** are keys that another program wrote into the scope, and that are not valid as keys
+of records. The store skips foreign keys and logs one warning. Only `delete_foreign` deletes foreign
+keys.
 """

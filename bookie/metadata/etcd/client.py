@@ -5,8 +5,9 @@ endpoint. After a call without an answer, the next call goes to another endpoint
 raises `LostReplyError`, because its outcome is unknown. Only `read` and `authenticate` repeat an
 unanswered call.
 
-Every call has the metadata ``hasleader``: the call needs a member that knows a leader. So a member
-without contact to the other members refuses the call at once, and does not let the call wait.
+Every call has the gRPC metadata ``hasleader``, which demands a member that knows a leader. So a
+member that has lost contact with the other members refuses the call at once; otherwise the call
+would wait.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CALLS_MAX: Final = 128
 """The most calls at once; more calls wait, because thousands of calls slow and break gRPC."""
 
 _PAUSE_SECONDS: Final = (0.05, 1.0)
-"""The first and the longest pause, in seconds, after no endpoint has answered."""
+"""The first and the longest pause, in seconds, when all endpoints were tried without an answer."""
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
@@ -57,7 +58,7 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # gRPC must not repeat a call, because this module decides about repetitions.
+    # gRPC must not repeat a call by itself: only this module decides if a call is repeated.
     ("grpc.enable_retries", 0),
 )
 
@@ -96,7 +97,7 @@ class LostReplyError(MetadataUnavailableError):
 
 
 class CompactedError(MetadataError):
-    """etcd has compacted the requested revision away, or has no such revision yet."""
+    """etcd has compacted away the requested revision, or has not reached this revision yet."""
 
 
 class StaleTokenError(MetadataUnavailableError):
@@ -154,8 +155,9 @@ class EtcdClient:
         scope: the prefix of all keys, shown in messages.
         attempt_seconds: the longest time for one endpoint to answer.
         operation_seconds: the longest time for all attempts of a read.
-        on_connected: called at the first answer to a watch, read or Txn after an unanswered call.
-            An answer about a lease does not count, because the session monitor handles it.
+        on_connected: called when etcd answers again: at the first answer to a watch, read or Txn
+            after a call without an answer. An answer about a lease does not count, because the
+            session monitor handles it.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class EtcdClient:
         self._under_way = asyncio.Semaphore(CALLS_MAX)
         self._metadata = _METADATA
         self.token = 0
-        """The number of the token that calls carry now; 0 means no token."""
+        """The number of the token that calls carry now, counted from 1; 0 means no token."""
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
         self._is_silent = False
@@ -217,14 +219,15 @@ class EtcdClient:
             self._on_connected()
 
     async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
-        """Send `request` and return the response; repeat the request only if our token is refused.
+        """Send `request` and return the response; send it again only if etcd refused our token.
 
         `seconds` is the longest time that the endpoint may take; the default is `attempt_seconds`.
 
         Raises:
-            LostReplyError: no answer; etcd may have carried out the request, or may do this later.
+            LostReplyError: there was no answer; etcd may have carried out the request, or may do so
+                later.
             SessionLostError, CompactedError, UnauthorizedError, ConfigurationError,
-            InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
+            InvalidKeyError, MetadataUnavailableError: etcd refused the request; nothing was done.
             MetadataClosedError: the client is closed.
         """
         loop = asyncio.get_running_loop()
@@ -239,7 +242,7 @@ class EtcdClient:
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
     ) -> Any:
-        """Repeat a request until etcd answers, or until `operation_seconds` have passed.
+        """Send a request, again and again until etcd answers or `operation_seconds` have passed.
 
         `before` is called before each attempt.
 
@@ -282,8 +285,8 @@ class EtcdClient:
     async def authenticate(self, refused: int = 0) -> None:
         """Get a token for the configured user and password, if any; later calls carry the token.
 
-        `refused` is the number of the token that etcd refused; 0 means no token. If calls carry
-        another token by now, this method does nothing.
+        `refused` is the number of the token that etcd refused; 0 means no token. If calls already
+        carry a newer token than the refused one, this method does nothing.
 
         Raises:
             UnauthorizedError: etcd does not accept the user and password.
@@ -298,7 +301,8 @@ class EtcdClient:
                 name=self._security.user, password=self._security.password
             )
             send = partial(self._send, _AUTHENTICATE, request, None)
-            # A new token after a refusal gets one attempt, because the caller repeats its request.
+            # After a refusal, ask only once for a new token, because the caller sends its own
+            # request again.
             response = await (send() if refused else self._repeat(send))
             self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
             self.token += 1
@@ -327,7 +331,8 @@ class EtcdClient:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
-        # With an expired token, etcd would refuse the request for a new token.
+        # Send no old token with a request for a new one: if the old token has expired, etcd refuses
+        # the request.
         metadata = _METADATA if method is _AUTHENTICATE else self._metadata
         timeout = seconds or self.attempt_seconds
         call = endpoint.unary(method)(request, timeout=timeout, metadata=metadata)
@@ -366,7 +371,7 @@ class EtcdClient:
         return response
 
     def _raise_if_closed(self) -> None:
-        """Raise MetadataClosedError if closing the channel made gRPC cancel this call."""
+        """Raise MetadataClosedError if `close` cancelled this call by closing its channel."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MetadataClosedError("the metadata store is closed") from None
@@ -378,7 +383,7 @@ class EtcdClient:
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Return our error for a gRPC error; `leave` the endpoint if it did not answer."""
+        """Translate a gRPC error into our error; `leave` the endpoint if it did not answer."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -422,7 +427,7 @@ class EtcdClient:
 
 
 class Retries:
-    """Pauses between attempts: a pause follows when each endpoint was tried; pauses double."""
+    """Pauses between attempts: only after each endpoint was tried once; each pause is doubled."""
 
     def __init__(self, endpoints: int) -> None:
         self._endpoints = endpoints

@@ -5,8 +5,9 @@ The key ``/a/b`` of the scope ``/bk`` is etcd's key ``/bk/a/b``. A range of the 
 touched. The store's internal keys begin with ``/bk/`` and a NUL. Keys of users contain no NUL, so
 the internal keys sort first. Listings and watches start after the internal keys.
 
-Another program can write any bytes into the scope. A key that can name no record is called foreign.
-The first foreign key is logged; listings and watches skip all foreign keys.
+Another program can write any bytes into the scope. A key in the scope that is not valid as the key
+of a record is called foreign. The first foreign key is logged; listings and watches skip all
+foreign keys.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class KeyLayout:
             return None
 
     def below(self, key: str) -> tuple[bytes, bytes]:
-        """Return the range of all keys below `key` (or the root): its start and exclusive end."""
+        """Return the start and the exclusive end of the range of keys below `key` (or the root)."""
         if key == ROOT:
             return self._prefix + b"/\x01", self._prefix + b"0"
         base = self.key(key)

@@ -1,16 +1,17 @@
 """A session of the store in etcd: a lease, and the receipts of its writes.
 
-Ephemeral records, and the receipts (keys that show if a write was done), exist at most until the
-lease ends. The session monitor calls `prove` to extend the lease; the extension counts from the
-moment at which the request was sent. If the session is lost, the store revokes the lease, which
-deletes the lease's records at once, and then gets a new lease.
+Ephemeral records, and the receipts (keys that show if a write was done), are deleted at the latest
+when the lease ends. The session monitor calls `prove` to extend the lease; it counts each extension
+from the moment at which the request was sent. If the session is lost, the store revokes the lease,
+which deletes the lease's records at once, and then gets a new lease.
 
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
-meanwhile. When the lease ends, its receipts are deleted, so no write of the session can happen
-later. After a lost reply, the store sends a second Txn, which replaces the receipt unless the write
-has already replaced it. If the second Txn replaces the receipt, the write can never happen. If the
-write replaced the receipt first, the receipt shows the write's revision.
+at the same time. When the lease ends, its receipts are deleted. So a Txn of the session that
+arrives later finds no receipt, and fails. After a lost reply, the store sends a second Txn, which
+replaces the receipt unless the write has already replaced it. If the second Txn replaces the
+receipt, the write finds another receipt than it expects, and can never happen. If the write came
+first, the receipt shows the write's revision.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.messages import Part, mod, put, read
 
 WRITES_MAX = 64
-"""The most writes of one session under way at once; further writes wait."""
+"""The most writes of one session that run at the same time; more writes wait."""
 
 
 class EtcdLease:
@@ -57,8 +58,9 @@ class EtcdLease:
     ) -> EtcdLease:
         """Return a new lease.
 
-        With `answer_seconds`, ask only one endpoint, for at most this time; else try all endpoints.
-        If the reply to a grant is lost, the granted lease stays empty and ends by itself.
+        If `answer_seconds` is given, ask one endpoint only, and wait at most this time; else try
+        all endpoints. If the reply is lost, a lease that etcd granted stays empty, and ends by its
+        timeout.
         """
         request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
         asked_at = boot_time_seconds()
@@ -86,7 +88,7 @@ class EtcdLease:
             raise SessionLostError("the session with etcd ended")
 
     async def revoke(self, seconds: float) -> None:
-        """End the lease and so delete its records and receipts; raise if etcd does not answer."""
+        """End the lease, which deletes its records and receipts; raise if etcd does not answer."""
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
         except SessionLostError:
@@ -133,9 +135,9 @@ _VOID = b"void"
 
 @dataclass(slots=True)
 class Receipt:
-    """A key of the lease, which one write at a time replaces.
+    """A key that belongs to the lease, and that only one write at a time may use.
 
-    `revision` is the revision of the last replacement; 0 before the first replacement.
+    `revision` is etcd's revision of the Txn that replaced the key last; 0 if none has done so.
     """
 
     key: bytes
@@ -143,11 +145,11 @@ class Receipt:
     revision: int = 0
     uses: int = 0
     is_doubtful: bool = False
-    """True while the write that uses this receipt may still happen."""
+    """True while the write that uses this receipt has no known outcome, and may still happen."""
 
 
 def mark(receipt: Receipt) -> Part:
-    """Return the put that replaces `receipt`; a Txn with this put leaves a proof of its write."""
+    """Return the put that replaces `receipt`; later it proves that its Txn was carried out."""
     receipt.uses += 1
     return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
 
@@ -155,7 +157,7 @@ def mark(receipt: Receipt) -> Part:
 def settlement(receipt: Receipt) -> pb.TxnRequest:
     """Return a Txn that replaces the receipt unless the unanswered write has replaced it.
 
-    `settled_revision` reads the response.
+    Pass the response to `settled_revision`.
     """
     return pb.TxnRequest(
         compare=[mod(receipt.key, receipt.revision)],
@@ -179,5 +181,5 @@ def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
             "the session with etcd ended before it answered; whether it wrote is unknown"
         )
     receipt.revision = kvs[0].mod_revision
-    # An earlier settlement, whose reply was also lost, may have written `_VOID`.
+    # `_VOID` means that an earlier settlement, whose reply was lost too, has prevented the write.
     return 0 if kvs[0].value == _VOID else receipt.revision

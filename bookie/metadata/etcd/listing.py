@@ -5,10 +5,11 @@ may end inside the subtree of a child ``/a/b``. The next page then starts after 
 ``/a/b`` (at ``/a/b0``). So a deep tree costs one small page per child, however many descendants the
 child has. Foreign keys (`key_layout`) are left out.
 
-For each range, etcd counts all keys up to the range's end, also keys beyond the limit. So if all
-pages ended at the end of the directory, a listing would take time proportional to the square of the
-number of keys. In a wide directory, the listing first reads keys without values, in large pages.
-The keys in these large pages show at which key each page of records must end.
+When etcd reads a range, it counts all keys up to the range's end, even those beyond the page's
+limit. If each range reached to the end of the directory, the time of a listing would grow with the
+square of the number of keys. In a wide directory, the listing first reads keys without values, in
+large pages. From these keys, the listing knows at which key the range of each page of records must
+end.
 
 All pages show the same revision. If etcd compacts that revision away during the listing, the
 listing continues at the newest revision, after the last key that it has seen. A key that exists
@@ -30,24 +31,24 @@ from bookie.metadata.model import ROOT
 KEYS_PER_PAGE_MAX = 10_000
 KEYS_PER_FIRST_PAGE = 1000
 RECORDS_PER_PAGE_MAX = 256
-"""The most records in a page; a page of keys has more, because a record may have 512 KiB."""
+"""The most records in a page. Pages of keys are longer, because a record may have 512 KiB."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
 """The intended size of a page of records; after a larger page, the next page is shorter."""
 
 WIDE_KEYS_MIN = 4096
-"""A directory is wide if at least this number of keys follows the start of a page."""
+"""A directory counts as wide if the range of a page contains at least this number of keys."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""The most times that etcd may compact the revision of a listing before the listing fails."""
+"""A listing fails if etcd compacts away the listing's revision more often than this."""
 
 
 class _ChildPages:
     """Reads the children of a key in pages that skip the children's subtrees.
 
-    With `records`, the entries of a page have their values.
+    If `records` is True, the pages contain the values of the records; otherwise only keys.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class _ChildPages:
         self._presents = 0
         self._is_wide = False
         self._ahead: list[bytes] = []
-        """The keys of the next pages of a wide directory."""
+        """The keys, read in advance, of the next pages of a wide directory."""
         self._are_all_ahead = False
 
     async def next(self) -> list[tuple[str, Any]] | None:
         """Return the names and entries of one page, or None at the end.
 
-        A name has the entry None if the page contains a key below the child of this name. Foreign
+        Where the page contains a key below a child, the child's name has the entry None. Foreign
         keys are left out.
         """
         if self._start >= self._end:
@@ -101,7 +102,7 @@ class _ChildPages:
         return page
 
     async def _page_end(self) -> bytes:
-        """Return the key before which the next page must end."""
+        """Return the exclusive end of the next page's range."""
         if not self._is_wide:
             return self._end
         del self._ahead[: bisect_left(self._ahead, self._start)]
@@ -171,7 +172,7 @@ async def child_records(
 
 
 async def foreign_keys(client: EtcdClient, scope: KeyLayout) -> list[bytes]:
-    """Return the keys in the scope that can name no record, sorted."""
+    """Return, sorted, the keys in the scope that are not valid as keys of records."""
     start, end = scope.below(ROOT)
     found: list[bytes] = []
     while start:

@@ -1,8 +1,8 @@
 """The parts of an etcd transaction (Txn): compares, writes and reads.
 
-Each part is a dictionary, which the constructor of a protobuf message takes. A protobuf message is
-copied when it is put into another message. So nested Txns made of messages would be copied once per
-level.
+Each part is a dictionary, from which the constructor of a protobuf message makes the message. The
+parts are not messages themselves, because a message is copied when it is put into another one. So
+nested Txns would be copied once per level.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ OPERATIONS_MAX = 100
 _GROUP_OPERATIONS = 50
 _GROUPS_MAX = 70
 
-# Plain numbers, because a lookup in the enumeration takes as long as the rest of a compare.
+# These constants are plain numbers: a lookup in protobuf's enumeration would double the time to
+# make a compare.
 _CREATE: Final = int(pb.Compare.CREATE)
 _MOD: Final = int(pb.Compare.MOD)
 _LEASE: Final = int(pb.Compare.LEASE)
@@ -111,12 +112,13 @@ def nested(compares: list[Part], then: list[Part], otherwise: list[Part] | None 
 
 
 def conjunction(scope: KeyLayout, compares: list[Part], writes: list[Part]) -> list[Part]:
-    """Return nested Txns that write if all compares hold; otherwise etcd refuses the outer Txn.
+    """Return nested Txns that write if all compares hold; if one does not, the outer Txn fails.
 
-    The number of compares in a Txn is limited, and a nested Txn cannot undo the writes of the Txns
-    beside it. But if one operation fails, etcd carries out none of the whole Txn. So a nested Txn
-    whose compares do not hold reads a future revision, which fails (`CompactedError`). This read
-    names a key of the scope, because a user may lack the right to read other keys.
+    Many compares need several nested Txns, because etcd limits the compares of each. But when the
+    compares of one nested Txn do not hold, etcd still carries out the others. Only an operation
+    that fails makes etcd carry out nothing. So a nested Txn whose compares do not hold reads a
+    future revision, which fails (`CompactedError`). This read names a key of the scope, because a
+    user may lack the right to read other keys.
     """
     key, _ = scope.below(ROOT)
     refusal = {"request_range": {"key": key, "revision": 2**63 - 1}}
@@ -145,7 +147,7 @@ def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:
 
 
 class ConditionReads:
-    """The reads of a Txn whose conditions fail; `evaluate` uses their results as its tree."""
+    """The reads that a Txn does if its conditions fail; the results are a `Tree` for `evaluate`."""
 
     def __init__(self) -> None:
         self._requests: list[Part] = []
@@ -180,7 +182,7 @@ class ConditionReads:
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
-    # The next methods are the tree that `evaluate` reads.
+    # The next methods implement the `Tree` from which `evaluate` reads.
 
     def find(self, key: str) -> Stored | None:
         """Return the record of `key`, or None; `want_record` must have added the read."""

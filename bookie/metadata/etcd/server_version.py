@@ -27,7 +27,7 @@ ANSWER_BYTES_MAX: Final = 4096
 CHECKS_RIGHTS_FROM: Final[Mapping[tuple[int, int], int]] = MappingProxyType(
     {(3, 4): 44, (3, 5): 30, (3, 6): 11}
 )
-"""Minor version → its first patch that checks all rights; newer minor versions check them all."""
+"""Minor version → its first patch release that checks all rights. Newer minor versions all do."""
 
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})([-+.].{0,64})?")
 

@@ -15,13 +15,14 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-After some puts, the Txn also reads the new record, to learn if the record existed before. Writes
-are operations of the Txn itself, because etcd before 3.5.28 and 3.6.9 does not check rights in
-nested Txns. Writes are put into nested Txns only if there are too many writes.
+After some puts, the Txn also reads the new record, to learn if the record existed before. If
+possible, the writes stand in the Txn itself, because etcd before 3.5.28 and 3.6.9 does not check
+rights in nested Txns. Only if the Txn would have too many parts, the writes are put into nested
+Txns.
 
-The store guesses three facts for a Txn: if a record is ephemeral, if our ephemeral record exists,
-and the last number of a sequence. If a guess is wrong, the Txn writes nothing, reads show
-the fact, and the Txn is built again.
+Instead of reading first, the store guesses three facts: if a record is ephemeral, if our ephemeral
+record exists, and a sequence's last number. If a guess is wrong, the Txn writes nothing, its reads
+show the fact, and the Txn is built again.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class SequenceCounters:
 
 
 class Transaction:
-    """One transaction of the store, which is turned into a Txn for each attempt.
+    """One transaction of the store; for each attempt, a new Txn is built from it.
 
     `operations` must have passed `check_transaction`.
     """
@@ -92,11 +93,11 @@ class Transaction:
         self._counters = counters
         self._rounds = 0
         self._ours: set[str] = set()
-        """Keys of ephemeral puts without a version whose records belong to our session already."""
+        """Keys of ephemeral puts without a version, for which our session already has a record."""
         self._leased: set[str] = set()
         """Keys of non-ephemeral puts whose records were found to be ephemeral."""
         self._skipped: dict[str, int] = {}
-        """Sequence → a number above the counter whose record already exists."""
+        """Sequence → a number greater than the counter, but already used by an existing record."""
         self._numbers: dict[str, int] = {}
         self._operations = operations
         self._reads: ConditionReads
@@ -220,7 +221,7 @@ class Transaction:
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
-            # A separate read must find the reason of the failure; see `reads`.
+            # If this Txn fails, a separate Txn of reads must find the reason; see `reads`.
             then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
@@ -233,8 +234,8 @@ class Transaction:
 
         Raises:
             SessionLostError: the session ended; nothing was written.
-            MetadataUnavailableError: other sessions changed the records that this Txn depends on,
-                `ROUNDS_MAX` times.
+            MetadataUnavailableError: in each of `ROUNDS_MAX` attempts, other sessions changed
+                records on which this Txn depends.
             BookieError: a condition does not hold (`evaluate`); nothing was written.
         """
         responses: Iterable[Any] = response.responses
@@ -255,16 +256,17 @@ class Transaction:
     def reads(self) -> pb.TxnRequest:
         """Build a Txn of reads for `learn`, after etcd refused a large Txn with `CompactedError`.
 
-        A large Txn cannot read in the instant in which it fails. So `learn` evaluates the
-        operations against a later state. If all operations succeed in the later state, the large
-        Txn is built again.
+        A large Txn that fails does no reads. So the Txn of reads comes later, and `learn` evaluates
+        the operations against a later state. If all operations would succeed in the later state,
+        the large Txn is built again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
     def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
-        """Evaluate etcd's response to the Txn that `reads` built.
+        """Find the reason of the failure in etcd's response to the Txn that `reads` built.
 
-        Either correct the wrong guess for the next attempt, or raise an error as `take` does.
+        If a guess was wrong, correct it for the next attempt; otherwise raise an error as `take`
+        does.
         """
         self._learn(receipt, messages.ungrouped(response.responses))
 
@@ -285,7 +287,7 @@ class Transaction:
         return results
 
     def _is_read(self, put: Put) -> bool:
-        """True if a read of the new record follows the write in the Txn; see `_put`."""
+        """True if, for this put, the Txn also reads the new record after the write; see `_put`."""
         if put.ephemeral or put.version == NOT_EXISTS:
             return False
         return put.version is None or put.key in self._leased
@@ -296,7 +298,7 @@ class Transaction:
         return Stat(put.key, revision, revision, None, None, leased, leased, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
-        """Find the failed condition from the reads of a Txn, as `learn` describes."""
+        """Find the failed condition in the answers to the reads; see `learn`."""
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
@@ -304,7 +306,7 @@ class Transaction:
         self._find_failure()
 
     def _find_failure(self) -> None:
-        """Raise the error that the failed conditions show, or correct the wrong guess."""
+        """Raise the error of the first condition that failed, or correct a wrong guess."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             raise MetadataUnavailableError(
@@ -321,7 +323,7 @@ class Transaction:
             if not isinstance(given, Put) or not given.sequential:
                 continue
             if self._reads.find(operation.key) is not None:
-                # The counter has not reached this number, but the key exists. Try the next number.
+                # A key with this number exists, although the counter is lower. Try the next number.
                 sequence = _sequence_of(given)
                 self._skipped[sequence] = self._numbers[sequence]
                 return
@@ -379,7 +381,7 @@ def _number(counter: Any) -> tuple[int, int]:
 
 
 def session_lost() -> SessionLostError:
-    """Return the error of a write whose receipt is gone because the session ended."""
+    """Return the error for a write that failed because its session, and so its receipt, ended."""
     return SessionLostError("the session with etcd ended before the write")
 
 

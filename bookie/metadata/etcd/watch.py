@@ -1,20 +1,22 @@
 """Watch the changes below a key prefix in etcd, in commit order, without a gap.
 
 All events of one revision belong to one transaction and make one `Commit`. If etcd splits a
-response (``fragment``), the watch handles the response when its last part has arrived. After a
-break, a new stream begins after the last delivered revision, so consumers do not notice the break.
-Commits may be missing in two cases: etcd has compacted the next revision away, or another cluster
-answers. In both cases the consumers get `Resync`, and the watch continues from the newest revision.
+response (``fragment``), the watch handles the response when its last part has arrived. If a stream
+breaks, a new stream begins after the last delivered revision, so consumers do not notice the break.
+Commits may be missing in two cases: etcd has compacted away the next revision, or a different
+cluster answers. In both cases the consumers get `Resync`, and the watch continues from the newest
+revision.
 
 A cluster that was restored from a backup looks like the same cluster at an older revision. A watch
-that resumed at the former revision would get no events. So when a stream begins, the watch compares
-the server's position with the newest position that the watch has seen. If the server is behind, the
-watch does a linearizable read. If the read shows that only this server lags, the stream is used; if
-the whole cluster is behind, the consumers get `Resync`. A restored cluster stays undetected if it
-has already passed its old position.
+that continued at its former, greater revision would get no events until the cluster reaches this
+revision again. So when a stream begins, the watch compares the server's position with the newest
+position that the watch has seen. If the server is behind, the watch does a linearizable read. If
+the read shows that only this server lags, the stream is used; if the whole cluster is behind, the
+consumers get `Resync`. If a restored cluster has already passed its old position, the watch does
+not notice the restore.
 
-A stream can die silently. If no message arrives for the time of one attempt (`attempt_seconds`),
-the watch asks the server for progress. A stream that does not answer is replaced.
+A stream can die silently. If no message arrives for `attempt_seconds`, the watch asks the server
+for a progress notification. A stream that does not answer is replaced.
 """
 
 from __future__ import annotations
@@ -73,10 +75,11 @@ class EtcdWatch:
         scope: the layout of keys in etcd.
         prefix: a key, or the root.
         tasks: the group that runs further tasks beside `run`.
-        watches: get every commit at or below `prefix`, once and in order. A commit may also contain
-            changes of siblings of `prefix`. If commits may be missing, the watches get a resync
-            with the revision before the next commit. If another cluster answers, this revision may
-            be lower than the revision of the last delivered commit.
+        watches: the receivers: they get every commit at or below `prefix`, once and in order. A
+            commit may also contain changes of siblings of `prefix`. If commits may be missing, the
+            receivers get a resync with the revision after which commits are delivered again. If a
+            different cluster answers, this revision may be lower than the revision of the last
+            delivered commit.
     """
 
     def __init__(
@@ -95,9 +98,9 @@ class EtcdWatch:
         self._next = 0
         """The first revision that was not delivered yet."""
         self._seen = Position(0, 0, 0)
-        """The newest position that a stream, or the read before a stream, has shown."""
+        """The cluster's newest position that an answer of a stream, or of `present`, has shown."""
         self._refused_token = -1
-        """The number of the token that the last stream had when etcd refused it, otherwise -1."""
+        """If etcd refused the token of the last stream, the number of this token; otherwise -1."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
@@ -114,8 +117,8 @@ class EtcdWatch:
             except CompactedError:
                 self._next = 0
             except BookieError:
-                # etcd did not answer, or refused the stream. The next stream has a new token, and
-                # our user may get back its rights.
+                # etcd did not answer, or refused the stream. Try again even after a refusal: the
+                # next stream has a new token, or our user gets its rights back.
                 await asyncio.sleep(retries.pause())
             else:
                 retries = self._client.retries()
@@ -157,7 +160,8 @@ class EtcdWatch:
             key=start, range_end=end, start_revision=self._next, progress_notify=True, fragment=True
         )
         try:
-            # In gRPC a write waits for ever if its call is cancelled before its headers were sent.
+            # If a call is cancelled before its headers were sent, gRPC's `write` waits for ever:
+            # limit it.
             async with asyncio.timeout(2 * self._client.attempt_seconds):
                 await call.write(pb.WatchRequest(create_request=create))
             while (response := await call.read()) is not aio.EOF:
@@ -174,7 +178,7 @@ class EtcdWatch:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # `_guard` cancelled only the call, and not this task.
+            # This task was not cancelled: `_guard` cancelled the call of a silent stream.
         raise LostReplyError(f"etcd at {endpoint.address} ended a watch or fell silent")
 
     async def _guard(self, call: Any) -> None:
@@ -200,7 +204,7 @@ class EtcdWatch:
                     return
 
     async def _compare(self, position: Position, endpoint: EtcdEndpoint) -> None:
-        """Raise CompactedError if the cluster at `position` went back to an older state."""
+        """Raise CompactedError if the whole cluster, not only this server, has an older state."""
         if not position.is_behind(self._seen):
             return
         if (await present(self._client, self._scope)).is_behind(self._seen):
@@ -221,9 +225,9 @@ class EtcdWatch:
         if response.fragment or response.created:
             return
         if not self._parts and response.watch_id == 0:
-            # This response is progress: all commits up to its revision were delivered. Answers to
-            # our own progress requests have no watch id, and do not count, because servers before
-            # 3.4.25 and 3.5.8 send such answers too early.
+            # This response is a progress notification: all commits up to its revision were
+            # delivered. An answer to our own progress request has no watch id. It does not count
+            # here, because servers before 3.4.25 and 3.5.8 send it too early.
             self._next = max(self._next, response.header.revision + 1)
         events, self._parts = self._parts, []
         for revision, together in groupby(events, key=lambda event: event.kv.mod_revision):

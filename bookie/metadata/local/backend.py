@@ -2,8 +2,9 @@
 
 The code of this module runs in the event loop. Reads also run in the event loop, because reads are
 short. One task per store ends dead sessions of other processes, and polls for commits, because a
-notification may be lost. The thread of `environment` does the writes. `session_monitor` probes the
-session: a probe succeeds while the session's row exists and no write is stuck.
+notification may be lost. The writer thread of the module `environment` does the writes.
+`session_monitor` probes the session: a probe succeeds while the session's row exists and no write
+is stuck.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
 _PUMP_COMMITS = 256
 _STUCK_FRACTION = 3
-"""A write that takes longer than the session timeout / this number means a lost connection."""
+"""If a write takes longer than the session timeout / this number, the connection counts as lost."""
 
 
 class LocalStore(MetadataStore):
@@ -63,7 +64,7 @@ class LocalStore(MetadataStore):
     def __init__(
         self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
     ) -> None:
-        """With `create` False, entering the context requires that `directory` contains a store."""
+        """If `create` is False, `directory` must contain a store when the context is entered."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
         self._create = create
@@ -139,7 +140,7 @@ class LocalStore(MetadataStore):
                 for file in files:
                     file.close()
             else:
-                environment.submit(undo)  # the job `begin` may still run, before this job
+                environment.submit(undo)  # `begin` may still run later, but before `undo`
             raise
         file = self._session_file = files[0]
         self._session = session
@@ -153,12 +154,13 @@ class LocalStore(MetadataStore):
         try:
             await self._wait(environment.submit(lambda tree: tree.end_session(session)))
         except MetadataUnavailableError:
-            # A stopped process holds the write lock, or the disk failed. The caller frees the lock
-            # of our file next, so other processes end the session as soon as they can write.
+            # A stopped process holds the write lock, or the disk failed. Next, the caller frees the
+            # lock of our session's file. So other processes see that the session is dead, and end
+            # it as soon as they can write.
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
-        """Wait for a write and return its result, within one session timeout.
+        """Wait at most one session timeout for a write, and return its result.
 
         After MetadataUnavailableError, the write continues, so its outcome is unknown.
         """
@@ -193,9 +195,9 @@ class LocalStore(MetadataStore):
     async def _renew(self) -> None:
         """Continue the session if its row still exists, or begin another session.
 
-        The heartbeat is written inside a write transaction. Before another process ends a session,
-        it reads the session's heartbeat again inside its own write transaction. So no process ends
-        the session because of an older heartbeat.
+        The new heartbeat is written inside a write transaction. A process that wants to end the
+        session must read the heartbeat again inside its own write transaction. So it sees the new
+        heartbeat, and does not end the session.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
@@ -253,11 +255,11 @@ class LocalStore(MetadataStore):
                     self._monitor.tell(Connected())
 
     def _look_after_own(self, environment: LocalEnvironment) -> None:
-        """Show other processes that this process runs, and notice if they ended our session.
+        """Show other processes by a heartbeat that this one lives; check if they ended our session.
 
         The heartbeat continues while writes are stuck. A stopped process can block the writes of
-        all other processes. When the stopped process continues, it must find the heartbeats of the
-        other processes, or it would end their sessions.
+        all other processes. When the stopped process continues, it must find recent heartbeats of
+        the other processes; otherwise it would end their sessions.
         """
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -309,7 +311,7 @@ class LocalStore(MetadataStore):
             names += page
             if len(page) < _PAGE_NAMES:
                 return names
-            # Let other tasks run after each page, which takes a fraction of a millisecond.
+            # Reading a page takes a fraction of a millisecond. Let other tasks run after each page.
             await asyncio.sleep(0)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
@@ -335,7 +337,8 @@ class LocalStore(MetadataStore):
                 environment.submit(lambda tree: tree.transact(operations, session))
             )
         except SessionLostError:
-            # Consumers get the session's event before the caller of this write gets the error.
+            # Tell the monitor first, so that consumers get SESSION_LOST before this caller gets the
+            # error.
             if self._session == session:
                 self._monitor.tell(Expired())
             raise

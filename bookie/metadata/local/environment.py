@@ -1,11 +1,11 @@
 """One LMDB environment per directory and process: its opening, its readers and its one writer.
 
-LMDB refuses to open a directory twice in a process. So all stores of a process with the same
-directory share one environment, which counts its users. Every write is a job for the
+LMDB refuses to open the same directory twice in one process. So all stores of a process that use
+the same directory share one environment, which counts these stores. Every write is a job for the
 environment's writer thread, which carries out all queued jobs in one LMDB transaction. The thread
-commits durably, notifies the sessions, and hands each result to the event loop of its caller. A job
-that raises a `BookieError` must have written nothing, because the other jobs of the transaction are
-committed.
+commits durably, notifies the sessions, and hands each result to the event loop of its caller.
+Before a job raises a `BookieError`, it must not write anything, because the LMDB transaction is
+committed with the other jobs.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers on the
 machine wait until that process continues or is killed. So the environment measures for how long its
@@ -48,7 +48,7 @@ MAP_SIZE_BYTES = 16 * 1024**3
 """The largest size of a store; the file is sparse, and grows with the stored data."""
 
 READERS_MAX = 1024
-"""The most threads, of all processes together, that may read at once."""
+"""The most threads that can read at the same time, counted over all processes."""
 
 GROUP_JOBS_MAX = 256
 """The most jobs that share one commit."""
@@ -92,7 +92,7 @@ class LocalEnvironment:
         self._unfinished = 0
         self._unfinished_lock = threading.Lock()
         self._has_ended = False
-        # The thread is a daemon, so that this process can end while the writer waits for a lock.
+        # As a daemon, the thread does not keep this process from ending while it waits for a lock.
         self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
         self._thread.start()
 
@@ -125,7 +125,7 @@ class LocalEnvironment:
         return future
 
     def is_idle(self) -> bool:
-        """True if no job is queued or running, so that `close` returns at once."""
+        """True if no job is queued or running; only then does `close` return at once."""
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
@@ -167,7 +167,7 @@ class LocalEnvironment:
                 self._notifier.notify(waiting)
                 _hand_back(group)
         finally:
-            # If a bug ends the thread, jobs may be left. The callers of these jobs get an error.
+            # If a bug ended the thread, some jobs were not done. Their callers get an error.
             self._has_ended = True
             _refuse(group)
             self._refuse_queued()
@@ -200,7 +200,8 @@ class LocalEnvironment:
     def _do(self, group: list[_Job[Any]]) -> list[bytes]:
         """Run the jobs and commit them together; return the sessions to notify."""
         try:
-            # Open the tables in this thread, because the opening waits for LMDB's write lock.
+            # Open the tables here, in the writer's thread, because this may wait long for LMDB's
+            # write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
             return self._commit(group)
         except (lmdb.Error, OSError) as error:
@@ -239,7 +240,8 @@ def _hand_back(group: list[_Job[Any]]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, jobs)
         except RuntimeError:
-            # The loop was closed before its store, so no caller waits for these jobs.
+            # The event loop of these jobs was closed before its store was, so no caller waits any
+            # more.
             continue
 
 
@@ -261,8 +263,8 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
         ConfigurationError: the directory cannot be used, or was opened before this process was
             forked.
         NoSuchKeyError: the directory contains no store, and `create` is False.
-        FormatError: the directory contains other files. The format of an LMDB environment is
-            checked only by the first job.
+        FormatError: the directory contains other files. If the files are an LMDB environment, their
+            format is checked only later, by the first job.
         MetadataUnavailableError: LMDB cannot open the directory now.
     """
     directory = Path(os.path.realpath(directory))
@@ -289,7 +291,8 @@ def release(environment: LocalEnvironment) -> None:
     """Give back an environment that `acquire` returned; the last `release` closes LMDB.
 
     If the writer still has jobs, the environment stays open, and the next `acquire` returns it.
-    Waiting for the writer could block the event loop, if a stopped process holds LMDB's lock.
+    This call does not wait for the writer: if a stopped process held LMDB's lock, waiting would
+    block the event loop.
     """
     with _environments_lock:
         environment.references -= 1

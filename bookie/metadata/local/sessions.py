@@ -1,19 +1,19 @@
 """Sessions of the processes that share a local store: begin, heartbeat, end, notifications.
 
 A session is a row in the store and a file in ``sessions/``. While the process that owns the session
-lives, it holds a lock (flock) on the file, and writes a deadline into the file. The row is the
-authority: a session without a row has ended, and every commit first checks the row of its session.
-A peer (another process) ends a session in two cases:
+lives, it holds a lock (flock) on the file, and writes a deadline into the file. Only the row
+decides: a session without a row has ended, and every commit first checks that the row of its
+session exists. A peer (another process) ends a session in two cases:
 
 1. The owner is dead: the machine was started again (boot id), or the session's file is missing, or
    the file is not locked.
-2. The owner hangs: the deadline has passed, and has not changed for a third of the timeout. The
-   peer must run without a pause during this third. So living sessions survive a pause of the
-   machine.
+2. The owner hangs: the deadline has passed, and has not changed for a third of the timeout. During
+   this third, the peer itself must not have been paused. So a pause of the whole machine ends no
+   living session.
 
 Deadlines use CLOCK_BOOTTIME, a clock that all processes share and nobody can set. A process that
-was forked from an owner also holds the owner's lock, so after the owner's death only rule 2
-applies.
+was forked from an owner also holds the owner's lock. So if the owner dies before it, only case 2
+can end the session.
 
 A notification is a datagram to a socket in the abstract namespace; each session has one socket. The
 datagram only says that there are new commits.
@@ -36,7 +36,7 @@ from bookie.metadata.local.tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
-"""After a passed deadline, peers wait for the session timeout divided by this number."""
+"""After a deadline has passed, a peer still waits for the session timeout / this number."""
 
 
 class SessionFile:
@@ -79,8 +79,8 @@ def begin_session(
 ) -> SessionFile:
     """Create the file and the row of a session, inside a write transaction.
 
-    The write transaction keeps other processes from deleting the new file (in `_sweep`) before its
-    row and its lock exist.
+    Without the write transaction, another process could delete the new file (in `_sweep`) before
+    its row and its lock exist.
     """
     try:
         _sweep(directory, tree.sessions())
@@ -110,7 +110,7 @@ class SessionReaper:
         self._boot_id = SystemClock().boot_id()
         self._inspected_at = time.monotonic()
         self._overdue: dict[bytes, tuple[int, float]] = {}
-        """Session → its passed deadline, and the time when that deadline was first seen."""
+        """Session → its passed deadline, and the time when this reaper first saw it passed."""
 
     def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
         """Return the sessions that must be ended. The call takes some microseconds per session."""
@@ -124,8 +124,8 @@ class SessionReaper:
                 continue
             grace_seconds = row.timeout_seconds / _GRACE_FRACTION
             if late_seconds > grace_seconds:
-                # This process was paused, so the owner may have been paused, too. The time of grace
-                # for the owner starts again.
+                # This process was paused, so perhaps the owner was paused, too. Give the owner the
+                # whole time of grace once more.
                 self._overdue.pop(session, None)
             if self.is_dead(session, row):
                 dead.append(session)
@@ -142,12 +142,12 @@ class SessionReaper:
         return dead
 
     def is_dead(self, session: bytes, row: SessionRow) -> bool:
-        """True if the owner of `session` is certainly gone (rule 1 of this module)."""
+        """True if the owner of `session` is certainly dead: case 1 in this module's docstring."""
         path = _path(self._directory, session)
         return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
 
     def reap(self, tree: TreeWriter, dead: Iterable[bytes]) -> None:
-        """Inside a write transaction, inspect all `dead` sessions again; end dead sessions."""
+        """Inside a write transaction, check all `dead` sessions again; end those still dead."""
         sessions = tree.sessions()
         for session in dead:
             row = sessions.get(session)
@@ -187,8 +187,8 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        # Take a shared lock: with exclusive locks, two inspectors at once would take each other for
-        # the owner.
+        # Try a shared lock: if two processes inspected the file with exclusive locks at the same
+        # time, each would take the other for the owner.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -229,13 +229,13 @@ class CommitNotifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, sessions: Iterable[bytes]) -> None:
-        """Send a datagram to the owner of each session; an owner without a datagram polls."""
+        """Send a datagram to the owner of each session; if it is lost, the owner still polls."""
         for session in sessions:
             try:
                 self._socket.sendto(b"\0", _address(session))
             except OSError:
-                # If the socket is full, the owner has earlier notifications. If the socket
-                # refuses, the owner has ended, or is in another network namespace.
+                # If the socket is full, earlier notifications already wait for the owner. If there
+                # is no such socket, the owner has ended, or is in another network namespace.
                 continue
 
     def close(self) -> None:

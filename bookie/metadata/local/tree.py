@@ -14,10 +14,10 @@ meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
-All integers are big endian. The store numbers its versions by its own counter, without gaps,
-because a compacting copy of an LMDB file loses LMDB's transaction ids. One record of the log is
-one commit, so watchers see each commit whole. The log keeps only the newest
-`LOG_COMMITS_MAX` commits.
+All integers are big endian. For its versions, the store has its own counter, without gaps. LMDB's
+transaction ids are unsuitable, because a compacting copy of the file loses them. One record of the
+log contains one whole commit, so a watcher never sees a part of a commit. The log keeps only the
+newest `LOG_COMMITS_MAX` commits.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class TreeReader:
         """Return up to `limit` names below `key`, sorted, that are greater than `after`."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
-        # LMDB refuses longer start keys. All stored keys are shorter, so no name is missed.
+        # Cut the start key, because LMDB refuses longer ones. All stored keys are shorter, so no
+        # name is missed.
         start = floor[: KEY_SIZE_BYTES_MAX + 1]
         names = []
         for child in self._keys("children", prefix, start):
@@ -135,7 +136,7 @@ class TreeReader:
     def child_records(
         self, key: str, after: str, session: bytes, names_max: int, bytes_max: int
     ) -> tuple[list[Record], str | None]:
-        """Return some records below `key` with names greater than `after`, in order.
+        """Return the first records below `key` with names greater than `after`, in order.
 
         Returns the records, and the name after which the next call must continue; None at the end.
         There are at most `names_max` records. The list ends early when the values together have
@@ -202,7 +203,7 @@ class TreeWriter(TreeReader):
         self._transaction.put(key, value, db=self._tables[table])
 
     def _add(self, table: str, key: bytes) -> bool:
-        """Add `key` to a table of keys; return True if the key is new."""
+        """Add `key` to a table whose values are empty; return True if the key is new."""
         return bool(self._transaction.put(key, b"", overwrite=False, db=self._tables[table]))
 
     def _delete(self, table: str, key: bytes) -> None:
@@ -253,7 +254,7 @@ class TreeWriter(TreeReader):
         self._put("log", packed, _encode_changes(changes))
         self._put("meta", b"version", packed)
         if version > LOG_COMMITS_MAX:
-            # Versions have no gaps. So each commit removes one old commit, and the length stays.
+            # Versions have no gaps, so each new commit removes exactly one old commit from the log.
             self._delete("log", _VERSION.pack(version - LOG_COMMITS_MAX))
         self.has_committed = True
         return written

@@ -1,8 +1,8 @@
 """The metadata store in memory, for tests and for a cluster inside one process.
 
-This backend is the model: the conformance suite compares all other backends with it. Each name has
-its own records, held in dictionaries. All stores that a process opens as ``memory://NAME`` share
-the records of that name.
+This backend is the model: the conformance suite checks that all other backends behave like it. Each
+name has its own records, held in dictionaries. All stores that a process opens as ``memory://NAME``
+share the records of that name.
 
 | module | what it holds |
 |---|---|

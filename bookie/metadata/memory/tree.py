@@ -105,6 +105,6 @@ def tree_of(name: str) -> MemoryTree:
 
 
 def forget_tree(name: str) -> None:
-    """Let later stores of `name` begin without records; open stores keep their records."""
+    """Forget the records of `name`: stores opened later begin empty, open stores keep them."""
     with _trees_lock:
         _trees.pop(name, None)

@@ -24,18 +24,19 @@ the session. After a lost reply, the mark in the ephemeral node shows if the wri
 
 **Parents.** ZooKeeper refuses to create a node without its parents; the store then makes the
 parents and tries again. A delete also removes the parents that it leaves empty. The end of a
-session does not remove empty parents. Listings show empty parents until a later delete below the
-parent, or a recursive delete, removes them.
+session does not remove empty parents. An empty parent stays in listings until a later delete below
+it, or a recursive delete, removes it.
 
-**Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
-also contains the number of the write that created the node. A store refuses a write if it has
-received the event that the expected record was deleted. Before this event arrives, a write that
-expects the deleted record may change a new record of the same key.
+**Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. So the store's
+version also contains the zxid of the write that created the node. A write that expects the version
+of a deleted record is refused once the store has received the event of the deletion. Before this
+event arrives, such a write may change a new record of the same key.
 
 **Below** ``/.bookie``, outside of all scopes, are the receipts (ephemeral) and the node
-`tree.REMOVALS`, which every removal of a parent writes. Do not delete `REMOVALS`: a new node
-would begin with old versions.
+`tree.REMOVALS`, which every removal of a parent writes. Do not delete `REMOVALS`: the versions of a
+new node would begin at 0 again, and would repeat.
 
-**Watches.** One persistent recursive watch serves the whole store. ZooKeeper drops the watch with
-the connection, so each reconnection sets the watch again and delivers `Resync`.
+**Watches.** One persistent recursive watch serves the whole store. When a connection ends,
+ZooKeeper drops its watch. So after each reconnection the store sets the watch again, and delivers
+`Resync`.
 """

@@ -6,16 +6,18 @@ answers to earlier requests, and the server answers requests in order.
 
 This store differs from the contract of `MetadataStore`:
 
-- A transaction may be seen as several commits of one revision, because events do not mark its end.
-- A record may be deleted and created again before the event of the deletion arrives. If the new
-  record has as many writes as the old record, a write that expects the old version succeeds.
-- A record has the times of its node. A record that was put on an existing parent node has the
-  parent's creation time, and its `first_version` is False.
+- A watch may deliver one transaction as several commits of one revision, because ZooKeeper's events
+  do not mark the end of a transaction.
+- A record may be deleted and created again before the event of the deletion arrives. Until this
+  event arrives, a write that expects the old record succeeds, if the new record was written as many
+  times as the old one.
+- The times of a record are the times of its node. If the node existed before, as a parent without a
+  record, the creation time is the parent's, and `first_version` is False.
 - A parent whose last child ended with its session stays, and is listed, until a delete below it or
   a recursive delete. A parent also stays if its removal conflicts with too many other removals.
   While a parent without children exists, a record above this parent cannot be deleted.
-- Sequential numbers begin anew below a record that was itself deleted with all its children.
-  Numbers of ephemeral records also begin anew below a parent that became empty.
+- If a record is deleted together with all its children, sequential numbers below its key begin
+  anew. Numbers of ephemeral records also begin anew below a parent that became empty.
 - If our user may write nothing, not even below ``/.bookie``, `sync` uses ZooKeeper's own sync. A
   leader that was just deposed may answer this sync; then later reads may lack the newest commits.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
@@ -83,7 +85,7 @@ from bookie.metadata.zookeeper.tree import (
 from bookie.metadata.zookeeper.writer import Writer
 
 SCAN_AHEAD = 32
-"""The number of records, 16 MiB at most, that a scan reads before it yields the first record."""
+"""The number of records that a scan reads at once, before it yields them; at most 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class ZooKeeperStore(MetadataStore):
         self._session_watches = SessionWatches()
         self._group: list[WatchEvent] = []
         self._may_not_write = 0
-        """The number of the connection on which ZooKeeper refused an empty write of our user."""
+        """The latest connection on which ZooKeeper refused our user's empty write; 0 if none."""
         self._open: _Open | None = None
 
     async def __aenter__(self) -> Self:
@@ -238,7 +240,8 @@ class ZooKeeperStore(MetadataStore):
         link = self._require_open().link
         path = self._scope.path(key)
         stat = await link.read(Exists(path), link.deadline())
-        # Empty parents count, because the end of a session or a failed delete may leave them.
+        # A parent without children counts, too: the end of a session, or a failed delete, may have
+        # left it.
         return stat is not None and (key != ROOT or stat.numChildren > 0)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
@@ -261,10 +264,10 @@ class ZooKeeperStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """Commit an empty write, which needs a quorum of servers.
+        """Commit a write without operations, which needs a quorum of servers.
 
-        ZooKeeper's own sync is not used, because a deposed leader may still answer that sync. Only
-        for a user who may write nothing, this method uses ZooKeeper's own sync.
+        ZooKeeper's own sync is not used, because a deposed leader may still answer that sync. It is
+        used only for a user that may write nothing at all.
         """
         link = self._require_open().link
         if self._may_not_write != link.connection:
@@ -300,8 +303,8 @@ class ZooKeeperStore(MetadataStore):
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
         check_prefix(prefix)
         link = self._require_open().link
-        # This read is answered after the events of earlier commits, so the new watch does not get
-        # earlier events.
+        # The answer to this read arrives after the events of all earlier commits. So the new watch,
+        # which is opened then, does not get these events.
         await link.read(Exists(self._scope.root), link.deadline())
         with self._watches.open(prefix) as changes:
             yield changes

@@ -1,11 +1,11 @@
 """A cache of records, from the answers and events of one connection.
 
-With the cache, a write that expects a version needs no read before it. A version belongs to one
-life of a record, from creation to deletion. The cache knows if an event has reported the end of
-this life.
+With the cache, a write that expects a version needs no read before it. A version is valid only from
+the creation of a record to its deletion. The cache remembers if an event has reported this
+deletion.
 
-A coroutine may handle an answer after the events that followed the answer. So the cache remembers
-deletions, and ignores an answer that is older than a deletion.
+A coroutine may get to handle an answer only after the loop has handled later events. So the cache
+remembers deletions, and ignores an answer that is older than the deletion of its record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bookie.metadata.zookeeper.requests import ZnodeStat
 from bookie.metadata.zookeeper.tree import Node, View, birth_of, data_version_of
 
 _DELETIONS_MAX = 10_000
-"""After this many deletions, a new part of the memory of deletions begins; three parts are kept."""
+"""Deletions are remembered in parts of about this number; only the newest three parts are kept."""
 
 _ZXID_MAX = 2**63 - 1
 
@@ -35,14 +35,14 @@ class KnownRecords:
     def learn(self, key: str, stat: ZnodeStat) -> None:
         for some in self._deletions:
             if stat.czxid < some.get(key, 0):
-                return  # an event that arrived before this answer is newer
+                return  # this record was deleted after the answer
         nodes = self._nodes
         if key not in nodes and len(nodes) >= self.SIZE_MAX:
             del nodes[next(iter(nodes))]
         nodes[key] = Node(stat.czxid, stat.version, stat.ephemeralOwner, True, 0)
 
     def forget(self, key: str) -> None:
-        """Forget a record that was deleted, or whose node holds no record."""
+        """Forget the record of `key`: it was deleted, or its node is only a parent."""
         self._nodes.pop(key, None)
 
     def note_deletion(self, key: str, zxid: int) -> None:
@@ -56,7 +56,7 @@ class KnownRecords:
             self._deletions.append({})
 
     def may_hold(self, view: View) -> bool:
-        """False if an event has reported the deletion of a node of `view`.
+        """True unless an event has reported that a node of `view` was deleted since.
 
         This check ignores events without a zxid, which servers before 3.9 send.
         """
@@ -86,7 +86,7 @@ class KnownRecords:
             elif node is None or (version is not None and birth_of(version) != node.birth):
                 return None
             elif isinstance(operation, Put) and operation.ephemeral and node.owner != session:
-                return None  # this put will be refused, or needs the access control of the record
+                return None  # it will be refused, or must first read the record's access list
             else:
                 view.nodes[operation.key] = _expected(node, version)
         return view

@@ -1,9 +1,10 @@
 """Translate ZooKeeper's events about nodes into the store's events about records.
 
-Four operations cause events about nodes that are not events about records. The four operations are:
-making or removing a parent, turning a parent into a record, checking that a record is absent, and
-taking over a record. The writer marks these operations: in the transaction, it writes the scope's
-own node before and after them. Events between these two writes are *inside brackets*.
+Four internal operations cause events about nodes that must not become events about records, or not
+the same events. They are: making or removing a parent, turning a parent into a record, checking
+that a record is absent, and taking over a record. The writer marks these operations: in the
+transaction, it writes the scope's own node before and after them. Events between these two writes
+are *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside brackets
@@ -15,10 +16,10 @@ changed         MODIFIED; after a change inside      no event (a parent that wil
 deleted         DELETED                              no event
 =============== ==================================== =============================================
 
-Events of one transaction have one zxid. Events of one zxid that arrive together become one commit.
-ZooKeeper does not mark the end of a transaction, so events that arrive in two parts become two
-commits. Servers before 3.9 send events without a zxid. With servers before 3.9, the store cannot
-recognise brackets, so parents look like records that are created and deleted.
+All events of one transaction have the same zxid. Events with the same zxid that arrive together
+become one commit. ZooKeeper does not mark the end of a transaction. So if its events arrive in two
+parts, they become two commits. Servers before 3.9 send events without a zxid. With servers before
+3.9, the store cannot recognise brackets, so parents look like records that are created and deleted.
 """
 
 from __future__ import annotations

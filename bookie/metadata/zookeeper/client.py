@@ -2,9 +2,9 @@
 
 kazoo's thread talks to the server. `Bridge.send` makes one of kazoo's asynchronous calls and
 returns the answer through a future. All other notices (watch events, the session's state) go to one
-callback. Answers and notices reach the event loop in the order in which the server sent them. So a
-watch event is seen before an answer that includes its change. All answers and notices that arrive
-while the loop is busy cost one wake-up.
+callback. Answers and notices reach the event loop in the order in which the server sent them. So an
+answer that shows a change never comes before the watch event of this change. However many answers
+and notices arrive while the loop is busy, they wake the loop only once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STOP_SECONDS_MAX = 5.0
 _AUTHENTICATION_FAILED = -115
 
 _LOST_CODES = {-4, _AUTHENTICATION_FAILED, -118}
-"""Error codes that mean a missing answer: connection lost, authentication failed, session moved."""
+"""Error codes that mean "no answer": connection lost, authentication failed, session moved."""
 
 
 class NotSentError(Exception):
@@ -49,11 +49,11 @@ class LostError(Exception):
 
 
 class SessionEndedError(LostError):
-    """The connection broke, and the session of the request has ended."""
+    """The connection broke before the answer came, and the session of the request has ended."""
 
 
 class NoAnswerError(Exception):
-    """The server did not answer in time. A write may have been done, or may still be done."""
+    """The server did not answer in time. A write may have been done, or may be done later."""
 
 
 class Pending:
@@ -75,8 +75,8 @@ Answered: TypeAlias = tuple[Pending, object, BaseException | None]
 class _Result:
     """kazoo's IAsyncResult, implemented without locks; the result is posted to the event loop.
 
-    A result is set once, in any thread. Each callback runs once, because `pop` takes each callback
-    only once.
+    A result is set once, in any thread. Even if two threads run the callbacks, each callback runs
+    once, because `pop` gives it to one thread.
     """
 
     __slots__ = ("_callbacks", "_pending", "_post", "_ready", "exception", "value")
@@ -122,7 +122,7 @@ class _Result:
 
 
 class _Waker:
-    """Wakes kazoo's thread. A waker is both ends of kazoo's pipe; sending a byte never blocks."""
+    """Wakes kazoo's thread: takes the place of both ends of kazoo's pipe, and never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -147,7 +147,7 @@ class _Waker:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's handler with only a connection thread; each attempt to connect has a time limit."""
+    """kazoo's handler, with no thread but the connection's, and a time limit for each connect."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._tls = tls
         self._post = post
         self.next: Pending | None = None
-        """The request to which the next `_Result` belongs."""
+        """The request for which kazoo will ask for a `_Result` next."""
         self.latest: socket.socket | None = None
 
     def start(self) -> None:
@@ -187,8 +187,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the sockets ready to read and to write, after at most `timeout` seconds.
 
-        A broken socket counts as ready to read and to write. Bytes that TLS has already received
-        can be read at once.
+        A broken socket counts as ready to read and to write. If TLS has already decrypted bytes
+        that nobody has read, its socket is ready at once.
         """
         held = [r for r in readers if isinstance(r, ssl.SSLSocket) and r.pending() > 0]
         if held:
@@ -234,7 +234,7 @@ class Bridge:
         session_timeout_seconds: the timeout to request.
         security: TLS files and credentials.
         on_notice: called in the loop with each notice, in the socket's order.
-        on_quiet: called when all notices that arrived together were delivered.
+        on_quiet: called after each group of notices that arrived together.
 
     Raises:
         ConfigurationError: a TLS file cannot be read, or has the wrong content.
@@ -314,7 +314,9 @@ class Bridge:
     def send(
         self, request: Request, session: int | None = None, connection: int | None = None
     ) -> Pending:
-        """Send `request`, only in the given `session` and through the given `connection`, if any.
+        """Send `request`; send it only in the given `session`, and through the given `connection`.
+
+        None means any session, or any connection.
 
         The future `answer` of the result raises `NodeError`, `MultiRefusedError`, `NotSentError`,
         `LostError` or `NoAnswerError`.
@@ -368,14 +370,15 @@ class Bridge:
             pending.answer.set_result(answer_of(pending.request, value))
         except Exception as failure:  # noqa: BLE001  (the future's own)
             pending.answer.set_exception(failure)
-            pending.answer.exception()  # asyncio logs no error if the caller was cancelled
+            pending.answer.exception()  # else asyncio would log it if nobody awaits
 
     # ---- from any thread
 
     def _post(self, item: Answered | Notice) -> None:
         self._inbox.append(item)
         if not self._is_draining:
-            # Set the flag before waking the loop: a `_drain` that begins now also takes this item.
+            # Set the flag before waking the loop: `_drain` may begin at once, and it clears the
+            # flag.
             self._is_draining = True
             self._call_in_loop(self._drain)
 

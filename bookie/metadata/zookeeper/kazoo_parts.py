@@ -40,7 +40,7 @@ for _code in range(-130, -118):  # an unknown code would end kazoo's thread
 
 
 class AddWatch(NamedTuple):
-    """Watch `path` and all nodes below it until the connection ends; a change gives one event."""
+    """Watch `path` and all nodes below it until the connection ends; each change sends an event."""
 
     path: str
     type: int = 106
@@ -84,7 +84,7 @@ def _call(client: KazooClient, request: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A change of a node by the write `zxid`; from servers before 3.9, `zxid` is not positive."""
+    """A change of a node by the write `zxid`, which is not positive from servers before 3.9."""
 
     kind: int
     path: str
@@ -93,7 +93,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class KazooConnected:
-    """The connection has a session, new or resumed, and the timeout that the server granted."""
+    """A connection was made: with a new or a resumed session, and the timeout that was granted."""
 
     session: int
     password: bytes
@@ -126,11 +126,11 @@ class AttemptFailed:
 Notice: TypeAlias = (
     NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
 )
-"""A message that is no answer. Notices and answers are delivered in one order."""
+"""A message that is not the answer to a request. Notices and answers stay in their common order."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """The thread of kazoo's connection, with the changes that the store needs."""
+    """The code of kazoo's connection thread, with the changes that the store needs."""
 
     client: Client
     _event_zxid = 0
@@ -159,13 +159,15 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         header = found[0]
         if header.xid == WATCH_XID:
             self._event_zxid = header.zxid
-            # From now on, kazoo refuses servers that have not seen this event's write yet.
+            # kazoo connects only to servers that have seen `last_zxid`: from now on, this event's
+            # write.
             self.client.last_zxid = max(header.zxid, self.client.last_zxid)
         return found
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        # If the session has moved to another connection, a server drops a request without an answer
-        # and ends this connection. Before the end, the server may answer the next request.
+        # If the session has moved to another connection, a server drops a request without an
+        # answer, and then ends this connection. Before the connection ends, the server may still
+        # answer a later request. Such an answer must not be taken for the missing one.
         waiting = self.client._pending
         if not waiting or waiting[0][2] != header.xid:
             raise ConnectionDropped(f"answer {header.xid} came out of order")
@@ -179,8 +181,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
     """kazoo's client, which passes each notice to `post`, in the connection thread.
 
-    Requests may be made between `open_way` and `close_way`. The event loop makes requests while it
-    holds `guard`, so that no request is made for one connection and sent through another.
+    Requests may be made between `open_way` and `close_way`. The event loop holds `guard` while it
+    makes a request, so that a request for one connection is never sent through the next one.
     """
 
     def __init__(self, post: Callable[[Notice], None], **options: Any) -> None:
@@ -188,7 +190,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.post = post
         self.guard = threading.Lock()
         self.session: int | None = None
-        """The session of the present connection, if there is one."""
+        """The session of the present connection; None while there is no connection."""
         self.number = 0
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
         self.add_listener(self._take_state)
@@ -205,7 +207,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.session = None
 
     def drop_waiting(self) -> None:
-        """Fail the requests that wait for the former connection, except kazoo's own requests."""
+        """Fail the requests that were not sent on the former connection yet, except kazoo's own."""
         for _ in range(len(self._queue)):
             request, result = self._queue.popleft()
             if result is None:

@@ -55,13 +55,13 @@ from bookie.metadata.zookeeper.tree import (
 SEQUENCE_MAX = 2**31 - 2**20
 """From this number on, a sequential put is refused.
 
-ZooKeeper's numbers turn negative at 2^31. The limit is lower, because some puts are sent without
-reading the present number.
+ZooKeeper's numbers turn negative at 2^31. This limit is lower, because some puts are sent before
+the store has read how far the numbers are.
 """
 
 
 class NodeReader:
-    """Reads nodes below a scope, many at a time."""
+    """Reads nodes below a scope, with many requests at the same time."""
 
     def __init__(self, link: ZooKeeperLink, scope: Scope) -> None:
         self._link = link
@@ -70,7 +70,9 @@ class NodeReader:
     # ---- before a write
 
     async def view(self, operations: Sequence[Operation], deadline: float) -> View:
-        """Read the nodes that decide a transaction, each as of some moment after the call began.
+        """Read the nodes on which the outcome of a transaction depends.
+
+        The nodes are not read in the same instant, but all after the call began.
 
         Raises:
             InvalidKeyError: ZooKeeper's numbers for a sequential record are used up.
@@ -78,8 +80,8 @@ class NodeReader:
         keys = _keys_of(operations)
         stats = await self.ask([Exists(self._scope.path(key)) for key in keys], deadline)
         doubtful = [key for key, stat in zip(keys, stats, strict=True) if may_have_no_record(stat)]
-        # Read the guard first. A parent that is read later can then be removed only by a write of
-        # the guard.
+        # Read the guard, the node `REMOVALS`, before the parents. If a parent is removed after it
+        # was read, the guard then has a newer version.
         guard = [Exists(REMOVALS)] if doubtful else []
         asked = await self.ask(
             [*guard, *(GetData(self._scope.path(k)) for k in doubtful)], deadline
@@ -109,8 +111,8 @@ class NodeReader:
     ) -> None:
         """Read the access control lists of ephemeral records that an ephemeral put replaces.
 
-        ZooKeeper shows the names of digest users only to admins. If the scope has kinds, the list
-        of the key's part is used instead.
+        But ZooKeeper shows the names of digest users only to admins. So if the scope has kinds of
+        users, the list for the key's part is used instead.
         """
         keys = []
         for operation in operations:
@@ -142,7 +144,7 @@ class NodeReader:
         node_acl = to_node_acl(acl)
         await self._require_record(key, deadline)
         try:
-            # The request may be repeated like a read, because a second request changes nothing.
+            # A repeated request changes nothing more, so send it like a read, which is repeated.
             await self._link.read(SetACL(self._scope.path(key), node_acl), deadline)
         except NodeError as error:
             raise refusal(error, key) from error
@@ -156,7 +158,7 @@ class NodeReader:
     async def stat_written(
         self, put: Put, zxid: int, deadline: float
     ) -> tuple[str, ZnodeStat] | None:
-        """Return key and stat of the record that the write `zxid` put.
+        """Return the key and the stat of the record that `put` wrote in the transaction `zxid`.
 
         Return None if the record was deleted or written again.
 
@@ -175,7 +177,7 @@ class NodeReader:
         return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
 
     async def _numbered_by(self, put: Put, zxid: int, deadline: float) -> tuple[str, ZnodeStat]:
-        """Return key and stat of the sequential record that the write `zxid` made."""
+        """Return the key and the stat of the sequential record that the write `zxid` created."""
         parent, name = parent_of(put.key), put.key.rpartition("/")[2]
         names = await self._link.read(GetChildren(self._scope.path(parent)), deadline)
         keys = [f"{parent.rstrip('/')}/{n}" for n in names if _is_numbered(n, name)]
@@ -237,7 +239,7 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """Return the number of children created so far: the next sequential child gets this number.
+    """Return the number of children created so far, which is the next sequential child's number.
 
     Source: DataNode.copyStat: `cversion` is twice this number minus the number of current children,
     in 32 bits.
@@ -246,7 +248,7 @@ def numbers_used(stat: ZnodeStat) -> int:
 
 
 def may_have_no_record(stat: ZnodeStat | None) -> bool:
-    """True if the node may be a parent without a record; only the node's data shows this."""
+    """True if the node may be a parent without a record; to be certain, read the node's data."""
     if stat is None or stat.ephemeralOwner:
         return False
     return stat.dataLength in (0, len(PARENT), len(KEPT))

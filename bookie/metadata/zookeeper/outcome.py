@@ -5,18 +5,18 @@ the record does not help: another client may have written the same or a later va
 carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which is used
 only once, into a small ephemeral node of the store. After a reconnection the store reads that node.
 If the node has the mark, the write was done, and the node has the zxid of the write. If the node
-lacks the mark, the write will never be done. Servers refuse the earlier requests of a session that
-has moved to another connection.
+lacks the mark, the write will never be done. The reason: when a session has moved to a new
+connection, servers refuse its requests from older connections.
 
 A store has up to `RECEIPTS_MAX` receipts. Each receipt belongs to one write until the outcome of
-the write is known. So the number of receipts limits the number of writes under way. A refused or
-cancelled write gives its receipt to the next write. Receipts lie outside of all scopes, where no
-store lists, watches or deletes receipts. The name of a receipt begins with the number of its
-session. ZooKeeper deletes the receipt when the session ends.
+the write is known. So the number of receipts limits the number of writes under way. After a write
+that was refused or cancelled, the next write may use its receipt. Receipts lie outside of all
+scopes, where no store lists, watches or deletes receipts. The name of a receipt's node begins with
+the id of its session. ZooKeeper deletes the receipt when the session ends.
 
-Before the store reads a receipt, it does another write, the barrier. The barrier needs a quorum, so
-a deposed leader cannot answer the barrier. On every server, the barrier comes after all requests
-that were sent before the barrier.
+Before the store reads a receipt, it does another write, the barrier. The barrier needs a quorum of
+servers, so a deposed leader cannot answer it. Each server handles the barrier after all requests
+that were sent before it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import HOME, LASTING_ACL
 
 RECEIPTS_MAX = 128
-"""The most writes under way at once; further writes wait."""
+"""The most writes that run at the same time; more writes wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Error codes of refusals which show that our view of the tree is outdated."""
+"""Error codes with which the server refuses a write because our view of the tree is outdated."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The parent node of all sessions' receipts; a receipt shows if a write was done."""
@@ -66,7 +66,7 @@ _BARRIER = "barrier"
 
 
 class OutdatedError(Exception):
-    """Nothing was written, because the write is based on an outdated view of the nodes."""
+    """Nothing was written, because our view of the nodes was outdated: read them again."""
 
 
 class Committed(NamedTuple):
@@ -76,12 +76,12 @@ class Committed(NamedTuple):
     """The answer to the `Multi` request; None if the answer was lost."""
 
     stat: ZnodeStat
-    """The stat of the receipt, which shows the write's place among all commits and its time."""
+    """The stat of the receipt; its `mzxid` and `mtime` are the zxid and the time of the write."""
 
     session: int
 
     def stat_of_new(self, put: Put) -> ZnodeStat:
-        """Return the stat of a node that this write created for `put`."""
+        """Compute the stat of the node that this write created for `put`."""
         zxid, time_ms = self.stat.mzxid, self.stat.mtime
         owner = self.session if put.ephemeral else 0
         return ZnodeStat(zxid, zxid, time_ms, time_ms, 0, 0, 0, owner, len(put.value), 0, zxid)
@@ -94,14 +94,14 @@ class Receipts:
         self.found_done = 0
         """The number of writes so far whose answer was lost, but which were done."""
         self.commits = 0
-        """The number of calls of `commit` so far, including refused calls."""
+        """The number of calls of `commit` so far, including calls whose write was refused."""
         self._link = link
         self._free: list[str] = []
         self._count = 0
         self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
-        """Receipt name → path of an existing ephemeral node of `_session`."""
+        """Receipt name → the path of its node, which exists in the session `_session`."""
         self._creates: dict[str, asyncio.Future[Any]] = {}
         """Receipt name → the answer to the latest create of its node."""
         self._marks = 0
@@ -116,11 +116,11 @@ class Receipts:
     ) -> Committed:
         """Do all operations at once; return when it is certain that they were done.
 
-        `losses` is `ZooKeeperLink.losses` at the time when the caller began; if a session was lost
-        since then, the caller's facts are out of date. If the operations depend on facts from one
-        connection, `connection` is its number, and no other connection may send the operations.
-        `may_hold` is called right before the operations are sent, and returns False if an event
-        shows that these facts changed.
+        `losses` is the value of `ZooKeeperLink.losses` when the caller began; if a session was lost
+        since then, what the caller knows is out of date. If the operations are based on what one
+        connection has shown, `connection` is its number, and no other connection may send the
+        operations. `may_hold` is called right before the operations are sent; it returns False if
+        an event shows that this knowledge is outdated.
 
         Raises:
             OutdatedError: there is a new connection, or an event changed the facts; nothing was
@@ -199,7 +199,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """Return the receipt's stat if the unanswered write was done; None if it never will be."""
+        """Return the receipt's stat if the write was done; None if it can never be done."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)
@@ -245,12 +245,12 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """Prepare another attempt after the server refused to write a receipt's mark."""
+        """Make another attempt possible after the server refused to write a receipt's mark."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
             if await self._is_create_denied(name):
                 raise _refusal(NO_AUTH)
-            # The answer to the next request shows if `HOME` exists.
+            # Do not wait for this answer: if `HOME` cannot be created, the next request fails.
             self._link.send(CreateNode(HOME, b"", LASTING_ACL))
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
@@ -263,7 +263,7 @@ class Receipts:
             raise _refusal(code)
 
     async def _is_create_denied(self, name: str) -> bool:
-        """True if the server does not let us create the receipt, so that no attempt can succeed."""
+        """True if we have no right to create the receipt, so that every attempt would fail."""
         create = self._creates.pop(name, None)
         if create is None:
             return False
@@ -304,7 +304,7 @@ def _refusal(code: int) -> BookieError:
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
     """Return the error for a write whose session ended before the answer came."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
-        # If the write was done, its records ended with their session.
+        # Even if the write was done, its ephemeral records ended with the session.
         return SessionLostError("the session with the metadata store ended; nothing was written")
     return MetadataUnavailableError(
         "the session with the metadata store ended before the answer to a write came"

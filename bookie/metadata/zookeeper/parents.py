@@ -1,11 +1,12 @@
 """The parent nodes of records: made when a create needs them, removed with their last child.
 
-If several creates of a store need the same parents, the first create makes the parents and the
-other creates wait.
+If several writes of a store need the same missing parents, the first write makes the parents, and
+the others wait for it.
 
-A parent is removed only if it is still the node that was read before (see `REMOVALS`). Removals by
-several stores at once conflict; after `_REMOVAL_ATTEMPTS` conflicts, the parent stays. A later
-delete below that parent, or a recursive delete, removes the parent.
+A parent is removed only if it is still the same node that was read before (see `REMOVALS`). If
+several stores remove parents at the same time, all removals but one fail and are tried again; after
+`_REMOVAL_ATTEMPTS` failures, the parent stays. A later delete below that parent, or a recursive
+delete, removes the parent.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Parents:
         self._scope = scope
         self._nodes = nodes
         self._kept: dict[str, None] = {}
-        """Parents that stay even without children, as far as this connection knows."""
+        """The parents that are known to be marked `KEPT`, and so stay even without children."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
         """Pairs (parent, True if it must stay) of a running `make` → an event, set at its end."""
         self._removing = asyncio.Lock()
-        """A lock for removals, because two removals at once would conflict."""
+        """Permits one removal at a time, because two at the same time would conflict."""
 
     def clear(self) -> None:
-        """Forget all parents that stay, because there is a new connection."""
+        """Forget which parents stay, because events were missed before the new connection."""
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:
@@ -73,7 +74,7 @@ class Parents:
     # ---- making
 
     async def make(self, creates: Iterable[CreateNode]) -> None:
-        """Make the missing parents of new nodes, except parents that are among the new nodes.
+        """Make the missing parents of new nodes, except parents that `creates` itself creates.
 
         Parents of persistent sequential nodes stay from now on, even without children.
 
@@ -131,7 +132,8 @@ class Parents:
         except NodeError as error:
             if error.code == NO_CHILDREN_FOR_EPHEMERALS:
                 raise InvalidKeyError(f"{keys[-1]} is below an ephemeral record") from error
-            # With NO_NODE, another client deleted a parent that was just made.
+            # NO_NODE: another client has deleted a parent that was just made. The next attempt
+            # makes it again.
             if error.code != NO_NODE:
                 raise refusal(error, keys[-1] if keys else ROOT) from error
 

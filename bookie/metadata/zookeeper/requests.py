@@ -1,4 +1,4 @@
-"""Requests to ZooKeeper as values; each value has a method `ask`, which sends the request.
+"""Requests to ZooKeeper, each an object with the method `ask`, which sends the request.
 
 A `Multi` does several operations on nodes at once, or none of them.
 """
@@ -87,7 +87,7 @@ class GetACL(_OfPath):
 
 
 class Sync(_OfPath):
-    """Wait until our server has all commits that its leader has now."""
+    """Wait until the server of our connection has all commits that its leader has now."""
 
     _call = "sync_async"
 
@@ -179,11 +179,12 @@ def answer_of(request: Request, value: Any) -> Any:
     """Return the answer that kazoo's value contains.
 
     Raises:
-        MultiRefusedError: the value says that a transaction was refused.
+        MultiRefusedError: the value shows that the server refused the `Multi`.
     """
     if isinstance(request, Multi):
         for index, result in enumerate(value):
-            # Operations before the failed operation have the code 0, later operations have -2.
+            # The results of the operations before the failed one have the code 0, those after it
+            # -2.
             if isinstance(result, KazooException) and (
                 result.code not in (OK, RUNTIME_INCONSISTENCY)
             ):

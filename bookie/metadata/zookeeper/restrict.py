@@ -34,14 +34,14 @@ from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import ANY, KEPT, PARENT, Scope
 
 _WINDOW = 64
-"""The number of nodes in one round of requests."""
+"""The number of nodes for which requests are sent together."""
 
 
 async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
-    """Make the nodes of all parts, and give each node its list; return the number of new lists.
+    """Make the nodes of all parts, give each node its list, and return how many lists changed.
 
-    After an interruption, call this again. Other processes create nodes with the lists of their own
-    settings, even during the call.
+    If this call was interrupted, call it again. Other processes give new nodes the lists of their
+    own settings, even while this call runs.
 
     Raises:
         ConfigurationError: the settings name no users, or our user is not one of the admins.
@@ -63,7 +63,7 @@ async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
 
 
 async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
-    """Check with a temporary node that our user may change nodes with the new lists."""
+    """Check, on a temporary node with the new list, that our user may still change lists."""
     path = scope.path(f"/rights-{uuid.uuid4().hex}")
     acl = scope.acl(ROOT)
     mark = scope.mark
@@ -83,7 +83,7 @@ async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
 
 
 async def _keep_part(link: ZooKeeperLink, scope: Scope, part: str) -> None:
-    """Make the node of a part if it is missing, and mark the node to stay without children."""
+    """Make the node of a part if it is missing, and mark it, so that it stays when it is empty."""
     path, mark = scope.path(part), scope.mark
     while True:
         try:

@@ -1,7 +1,8 @@
 """Implements ZooKeeper's SASL DIGEST-MD5: client and server prove that they know a password.
 
 kazoo's own DIGEST-MD5 needs a library that is not maintained any more, so this module implements
-the mechanism. ZooKeeper uses the same constant service and host names for every server.
+the mechanism. The names of service and host, which the mechanism needs, are the same constants for
+every ZooKeeper server.
 
 Source: RFC 2831; SecurityUtils of ZooKeeper 3.9.
 """

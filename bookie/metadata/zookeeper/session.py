@@ -1,8 +1,8 @@
 """Makes and monitors the connection of one store to ZooKeeper, and restores a lost connection.
 
-ZooKeeper forgets a watch when the connection ends, even within one session. So a new connection
-becomes usable only after the link has set the watch on the scope again. The link then tells the
-store's watches that they may have missed changes.
+ZooKeeper forgets a watch when the connection ends, even if the session continues. So a new
+connection becomes usable only after the link has set the watch on the scope again. The link then
+tells the store's watches that they may have missed changes.
 
 `SessionMonitor` decides if the session is alive. The monitor sends a sync request, which only the
 leader of the ensemble can answer. The leader is the server that ends sessions. The answer to a read
@@ -67,20 +67,21 @@ from bookie.metadata.zookeeper.tree import PARENT
 
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0
-"""The share of the session timeout, and the fewest seconds, to wait for a connection or answer."""
+"""The wait for a connection or an answer: the share of the session timeout, or the minimum."""
 
 READS_MAX = 256
-"""The most reads under way at once; further reads wait.
+"""The most reads that run at the same time; more reads wait.
 
-A server reads no requests from its clients while more than a thousand requests wait. Source:
-ZooKeeper's ``globalOutstandingLimit``. All reads before one write count as one read.
+While more than a thousand requests wait in a server, it takes no requests from its clients. Source:
+ZooKeeper's ``globalOutstandingLimit``. All reads that `NodeReader.ask` sends together hold only one
+place.
 """
 
 CONNECT_SECONDS_MAX = 15.0
 """The longest wait for the first connection, in seconds."""
 
 _DROPS_MAX = 3
-"""If this many connections in a row end during authentication, the link reports a refused user."""
+"""If this many connections in a row end during authentication, the user counts as refused."""
 
 
 class ZooKeeperLink:
@@ -118,7 +119,7 @@ class ZooKeeperLink:
         self.connection = 0
         """The number of the latest connection.
 
-        Facts from an older connection may be out of date.
+        What was learned from an older connection may be out of date.
         """
         self._hosts = hosts
         self._root = root
@@ -181,7 +182,7 @@ class ZooKeeperLink:
         return max(self.timeout_seconds * PATIENCE_SHARE, PATIENCE_SECONDS_MIN)
 
     def deadline(self) -> float:
-        """Return the event loop's time at which an operation that begins now must fail."""
+        """Return the loop's time until which an operation that begins now may wait."""
         return asyncio.get_running_loop().time() + self.patience_seconds
 
     @property
@@ -215,13 +216,14 @@ class ZooKeeperLink:
     ) -> Pending:
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
-        # Use only a connection whose notice has arrived here, because others have no watch yet.
+        # Use only the connection that the last notice reported. A newer one may exist already, but
+        # has no watch yet.
         if connection is None:
             connection = self.connection
         return self._bridge.send(request, session, connection)
 
     async def read(self, request: Request, deadline: float) -> Any:
-        """Send a read request, again after each lost connection; return the server's answer.
+        """Send a read request, again after each lost connection, and return the server's answer.
 
         Raises:
             NodeError: the server's answer is an error.
@@ -243,7 +245,7 @@ class ZooKeeperLink:
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncIterator[None]:
-        """Wait for one of `READS_MAX` places for reads, and hold the place during the block.
+        """Hold one of the `READS_MAX` places for reads during the block; wait until one is free.
 
         The block must only send reads and await their answers.
 
@@ -253,7 +255,8 @@ class ZooKeeperLink:
         """
         waits = self._reads.locked()
         async with self._reads:
-            # If the server is silent, a place becomes free only when an earlier read has timed out.
+            # From a silent server, a place may have become free only because an earlier read timed
+            # out. That may be too late.
             if waits and asyncio.get_running_loop().time() >= deadline:
                 raise self._unreachable()
             yield
@@ -297,8 +300,8 @@ class ZooKeeperLink:
         self._failure = reason
         self._asked_at = boot_time_seconds()
         if isinstance(reason, ssl.SSLCertVerificationError) and self._monitor is None:
-            # At the start, a wrong certificate is an error. Later, an operator may be replacing
-            # certificates, so the link tries again.
+            # Before the first connection, a wrong certificate is an error. Later the link tries
+            # again, because an operator may just be replacing certificates.
             self._end(self._unreachable())
 
     def _go_down(self) -> None:
@@ -320,8 +323,9 @@ class ZooKeeperLink:
 
     async def _prepare(self) -> None:
         if self._has_been_up:
-            # Call this before the watch is set, and so before the first event of the watch. A
-            # consumer that lists again waits until the link is usable, after the watch was set.
+            # Tell this before the watch is set, so that `Resync` comes before the first event of
+            # the watch. A consumer that then lists again must wait until the link is usable, and at
+            # that time the watch is set.
             self._on_missed()
         try:
             if not await self._authenticate():
@@ -332,7 +336,7 @@ class ZooKeeperLink:
         except (LostError, NotSentError, MetadataClosedError):
             return  # if there is a next connection, `_prepare` runs again
         except NoAnswerError:
-            self._cut()  # kazoo itself keeps a connection whose pings are answered
+            self._cut()  # if pings are answered, kazoo would keep it
             return
         except (UnauthorizedError, MetadataUnavailableError) as error:
             self._end(error)  # these errors come only from the first connection
@@ -341,7 +345,8 @@ class ZooKeeperLink:
             if not self._has_been_up:
                 self._end(self._explain(error))
                 return
-            # On an earlier connection this step succeeded, so try again with a new connection.
+            # These requests succeeded on an earlier connection, so the error may pass: try a new
+            # connection.
             self._failure = self._explain(error)
             await asyncio.sleep(self.patience_seconds / 4)
             self._cut()
@@ -352,11 +357,11 @@ class ZooKeeperLink:
         self._tell(Connected())
 
     async def _authenticate(self) -> bool:
-        """Authenticate with SASL if so configured; return False if client or server refuses.
+        """Authenticate with SASL, if configured; return False if one side refuses the other.
 
-        Some servers close the connection to refuse a user. Because a network failure also closes
-        connections, only `_DROPS_MAX` closed connections in a row, before the first success, count
-        as a refusal.
+        Some servers refuse a user by closing the connection, but a network failure closes it, too.
+        So it counts as a refusal only if `_DROPS_MAX` connections in a row were closed, before the
+        first success.
 
         Raises:
             LostError: the connection was closed.
@@ -409,7 +414,7 @@ class ZooKeeperLink:
         except NodeError as error:
             if error.code != NO_AUTH:
                 raise
-            is_hidden = True  # the node may exist, but we have no right to see the node
+            is_hidden = True  # perhaps it exists, but we may not see it
         try:
             await self.send(create).answer
         except NodeError as refused:
@@ -448,7 +453,8 @@ class ZooKeeperLink:
                 continue
             now = loop.time()
             bridge.give_up(now - patience)
-            # kazoo counts every request as a ping, but waits only for the answers to its own pings.
+            # While requests are sent, kazoo sends no pings, and it misses only the answers to
+            # pings. So it would not notice a silent server.
             if bridge.silent_since is not None and now - bridge.silent_since > 2 * patience:
                 bridge.cut()
 

@@ -57,19 +57,20 @@ from bookie.metadata.zookeeper.requests import (
 
 PARENT = b"\0bookie: parent\0"
 KEPT = b"\0bookie: parent of sequential records\0"
-"""Data of nodes without a record; no record may have `PARENT` or `KEPT` as its value."""
+"""`PARENT` and `KEPT` are the data of nodes without a record; no record may have such a value."""
 
 HOME = "/.bookie"
 """The node above all nodes that lie outside of scopes."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Access control of a node whose children every client may create, and no client may delete."""
+"""The access control of a node below which clients may create nodes, but may delete none."""
 
 REMOVALS = f"{HOME}/removals"
 """The node that a transaction writes when it removes a parent or turns a parent into a record.
 
-The write requires the version that `REMOVALS` had before the parent was read. The parent's own
-version is not enough, because a parent that is deleted and created again has old versions.
+The write requires that `REMOVALS` still has the version that it had before the parent was read. To
+require only the parent's own version is not enough, because its versions begin at 0 again if it is
+deleted and created again.
 """
 
 ANY = -1
@@ -79,14 +80,14 @@ REQUEST_BYTES_MAX = 1_000_000
 """The most bytes of one transaction as sent to ZooKeeper."""
 
 _OVERHEAD_BYTES_MAX = 64
-"""The most bytes of an operation, or of an access control entry, without its texts and data."""
+"""The most bytes that an operation, or an access control entry, has beside its texts and data."""
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
 
 
 def version_of(stat: ZnodeStat) -> int:
-    """Return a record's version, made of its node's creation (zxid) and ZooKeeper's node version.
+    """Return a record's version, which combines ZooKeeper's node version with the creation's zxid.
 
     ZooKeeper compares only the node version, which begins anew if a node is deleted and created
     again. The zxid of the creation distinguishes the old record from the new record.
@@ -96,12 +97,12 @@ def version_of(stat: ZnodeStat) -> int:
 
 
 def birth_of(version: int) -> int:
-    """Return the zxid of the write that created the node, from a record's version."""
+    """Extract, from a record's version, the zxid of the write that created its node."""
     return version >> _DATA_VERSION_BITS
 
 
 def data_version_of(version: int) -> int:
-    """Return ZooKeeper's node version from a record's version, at most `_DATA_VERSION_MAX`."""
+    """Extract ZooKeeper's node version from a record's version; at most `_DATA_VERSION_MAX`."""
     found = version & ((1 << _DATA_VERSION_BITS) - 1)
     return min(found, _DATA_VERSION_MAX)
 
@@ -121,10 +122,11 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
 
 
 def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
-    """Return the result of a put whose answer was lost and whose record has changed since then.
+    """Return the result of a put whose answer was lost, if its record has changed since then.
 
-    The version is computed from the put's expected version, or from the creation of the node. If
-    both are unknown, the version is 0. No record has the version 0, so a compare-and-set fails.
+    The record's version cannot be read any more. So it is computed from the put's expected version,
+    or from the zxid if the put created the node. If neither is possible, the version is 0. No
+    record has the version 0, so a later compare-and-set with it fails.
     """
     if isinstance(operation, CreateNode):
         version = zxid << _DATA_VERSION_BITS
@@ -154,8 +156,9 @@ class Scope:
 
     Args:
         path: the path of the scope's own node.
-        access: the users with access to new nodes, unless a put has its own access control list.
-        users: the users of each kind, if `access` is ``kinds``.
+        access: the users with access to a new node, if its put has no access control list of its
+            own.
+        users: for each kind of process, its users; used if `access` is ``kinds``.
     """
 
     def __init__(
@@ -164,12 +167,12 @@ class Scope:
         self.root = path
         """The path of the scope's own node."""
         self.has_kinds = access == "kinds"
-        """True if the part to which a node belongs decides its access control list."""
+        """True if a node's list depends on the part of the scope (`rights`) to which it belongs."""
         self._users = users
         self._acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
         self._acls: dict[str, Sequence[ACL]] = {}
         self.mark = SetData(path, PARENT, ANY)
-        """The operation before and after internal writes, which marks them."""
+        """The operation that marks internal writes: it stands before and after them."""
 
     def acl(self, key: str) -> Sequence[ACL]:
         """Return the access control list for a new node with this key."""
@@ -209,7 +212,8 @@ def require_representable_key(key: str) -> None:
     for character in key:
         code = ord(character)
         if code <= 0x1F or 0x7F <= code <= 0x9F or 0xD800 < code < 0xF8FF or code > 0xFFF0:
-            # Java sees characters beyond the basic plane as surrogates, which are refused as well.
+            # Java sees a character beyond the basic plane as two surrogates, and ZooKeeper refuses
+            # them.
             raise InvalidKeyError(
                 f"the key {key!r} has the character {character!r}, which ZooKeeper refuses"
             )
@@ -272,9 +276,9 @@ class View:
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
-    """Access control lists of records that may be taken over; a take-over keeps the list."""
+    """The access control lists of records that may be taken over; the new node gets the same."""
     guard: int = 0
-    """The version of `REMOVALS`, read before the parents; 0 if there is no such node."""
+    """The version of `REMOVALS` before the parents were read; 0 if there is no such node."""
 
     def find(self, key: str) -> Stored | None:
         node = self.nodes.get(key)
@@ -298,7 +302,7 @@ class Plan:
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
     numbered_below: set[str] = field(default_factory=set)
-    """The parents of persistent sequential records."""
+    """The keys below which the transaction puts persistent sequential records."""
 
     creates: list[CreateNode] = field(default_factory=list)
 
@@ -306,9 +310,9 @@ class Plan:
 class Planner:
     """Turns one transaction, evaluated against `view`, into operations on nodes.
 
-    The operations fail if a node has changed since `view` so that the outcome would differ. The
-    operation on a record comes before the operations on records below it. A create fails if its
-    parents are missing; then the caller makes the parents and tries again.
+    If a node has changed since `view` was read, and the outcome would now be different, the
+    operations fail. The operation on a record stands before the operations on records below it. A
+    create fails if its parents are missing; then the caller makes the parents and tries again.
     """
 
     def __init__(
@@ -327,7 +331,8 @@ class Planner:
 
         Raises:
             InvalidKeyError: the operations are too large for one request.
-            UnsupportedError: ZooKeeper cannot set the access control of a put in one transaction.
+            UnsupportedError: ZooKeeper cannot set a put's access control list in the same
+                transaction.
         """
         keys = [operation.key for operation in self._operations]
         for index in sorted(range(len(keys)), key=lambda place: keys[place].count("/")):
@@ -386,9 +391,9 @@ class Planner:
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
         """Delete and create the node in one transaction, because ZooKeeper cannot change an owner.
 
-        After the creation, the new node is written once, because the result of a take-over is not a
-        first version. If the old node had version 1, the new node is written twice. So another
-        client's write that expects version 1 fails.
+        After its creation, the new node is written once more, so that its version is not that of a
+        new record. If the old node had version 1, the new node is written twice. Otherwise it would
+        have version 1, too, and another client's write that expects version 1 would succeed.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -401,7 +406,7 @@ class Planner:
         self._add(self._scope.mark)
 
     def _end_of_parent(self) -> list[NodeOperation]:
-        """Return a write of `REMOVALS`, which fails if a parent was removed after the view.
+        """Return a write of `REMOVALS` that fails if a parent was removed since `view` was read.
 
         The list is empty if the plan has this write already.
         """
@@ -418,8 +423,8 @@ class Planner:
                 self._add(CheckVersion(REMOVALS, self._view.guard))
             self._add(CheckVersion(path, node.data_version))
         else:
-            # ZooKeeper has no check that a node is missing. Instead, create and delete the node,
-            # which fails if the node exists.
+            # ZooKeeper cannot check that a node is missing. So create the node and delete it again:
+            # this fails if the node exists.
             paths = [path, *map(self._scope.path, self._missing_above(check.key))]
             self._silently(
                 *(CreateNode(one, PARENT, self._acl_of(one)) for one in reversed(paths)),
@@ -427,7 +432,7 @@ class Planner:
             )
 
     def _missing_above(self, key: str) -> list[str]:
-        """Return the missing parents of `key`, without parents that the transaction creates."""
+        """Return the missing parents of `key`, except those that this transaction creates."""
         made = {one.key for one in self._operations if isinstance(one, Put)}
         nodes = self._view.nodes
         return [

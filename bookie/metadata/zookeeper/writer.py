@@ -1,8 +1,8 @@
 """Carries out transactions of a store as ZooKeeper transactions.
 
 If the cache has all needed nodes, the writer sends a transaction at once. If the cache lacks a
-node, the writer first reads the nodes and evaluates the transaction. ZooKeeper refuses a create
-whose parents are missing; then the writer makes the parents and tries again.
+node, the writer first reads all needed nodes and evaluates the transaction. ZooKeeper refuses a
+create whose parents are missing; then the writer makes the parents and tries again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_NUMBER = 10**19
 """A placeholder for the number that the server will choose; the server's numbers are smaller."""
 
 _FULL_PARENTS_MAX = 1000
-"""The most remembered parents that have nearly used up their sequential numbers."""
+"""The most parents that are remembered in `Writer._full`."""
 
 
 class Writer:
@@ -73,7 +73,7 @@ class Writer:
 
         Args:
             operations: at least one operation; the caller has called `require_representable`.
-            with_parents: allow deletes of nodes that are only parents.
+            with_parents: if True, deletes may also remove nodes that are only parents.
         """
         link = self._link
         deadline, losses = link.deadline(), link.losses
@@ -117,7 +117,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """Read and return the current nodes; raise the error of the first operation that fails."""
+        """Read and return the current nodes; if an operation would fail, raise its error."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:
@@ -131,10 +131,10 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Make missing nodes for another attempt; return False if the refusal had another reason.
+        """Make the nodes whose absence caused the refusal; return False if it had another reason.
 
         Raises:
-            MetadataError: another attempt cannot succeed.
+            MetadataError: the refusal is final: another attempt cannot succeed.
         """
         if isinstance(refused, OutdatedError):
             return False
@@ -155,7 +155,7 @@ class Writer:
         try:
             await self._parents.make_guard()
         except (LostError, NotSentError):
-            return  # the next attempt finds that the guard is missing, and makes it
+            return  # the next attempt makes it, if it is still missing
         except NoAnswerError as error:
             raise MetadataUnavailableError("the metadata store does not answer") from error
         except NodeError as error:
