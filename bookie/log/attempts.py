@@ -23,7 +23,7 @@ UNANSWERED = (MetadataUnavailableError, SessionLostError)
 """After these errors, a caller reads the state again: the failed write may have taken effect."""
 
 PAUSE_SECONDS_MIN = 0.01
-"""The first pause between attempts that need only the metadata store."""
+"""The first pause of `Attempts`. Its attempts need only the metadata store, and no bookie."""
 
 PATIENT_PAUSE_SECONDS_MIN = 0.05
 """The first pause of `patiently`."""
@@ -40,8 +40,8 @@ async def patiently(
 ) -> T:
     """Call `attempt` until it succeeds; after the deadline, raise the error of the last attempt.
 
-    Only errors of the types `retried` cause another attempt. `deadline` is a time of the event
-    loop's clock. `on_failure` runs before each pause; an error of `on_failure` ends the attempts.
+    Only errors of the types `retried` cause another attempt. `deadline` is a time by the clock of
+    the event loop. `on_failure` runs before each pause; an error of `on_failure` ends the attempts.
     """
     now = asyncio.get_running_loop().time
     pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
@@ -73,9 +73,10 @@ class Attempts:
 
     def __init__(self) -> None:
         self.is_in_doubt = False
-        """True if the outcome of a proposal is unknown.
+        """True if it is unknown whether the store has written a proposed state.
 
-        The next attempt may already read the proposed state, or the store may write it later.
+        The next attempt may already read the proposed state. The store may also write this state
+        later.
         """
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
@@ -91,8 +92,8 @@ class Attempts:
         """Wait before the next attempt.
 
         Raises:
-            MetadataError: `error` itself, unless another process changed the value first, or the
-                outcome of a proposal is unknown.
+            MetadataError: `error` itself. Nothing is raised if another process changed the value
+                first, or if the outcome of a proposed write is unknown.
         """
         may_be_made = isinstance(error, UNANSWERED) and self.is_in_doubt
         if not (isinstance(error, BadVersionError) or may_be_made):

@@ -1,4 +1,4 @@
-"""Run a call in a separate task, which belongs to the client and not to the caller."""
+"""Run a call in a separate task. The task belongs to the client, not to the caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def ignore_error(future: asyncio.Future[Any]) -> None:
-    """Mark the error of a finished future as seen, because another future reports the error."""
+    """Retrieve the error of a finished future, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
@@ -66,7 +66,8 @@ class Background(Generic[T]):
         """Cancel the call, and wait until it has ended. Errors of the call are dropped.
 
         A caller that is cancelled during `close` still waits until the call has ended. The reason
-        is that the call may use a generator, which cannot be closed earlier.
+        is that the call may run an async generator, which cannot be closed before the call has
+        ended.
         """
         cancelled: asyncio.CancelledError | None = None
         self._task.cancel()
@@ -75,6 +76,6 @@ class Background(Generic[T]):
                 await asyncio.wait([self._task])
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._call.close()  # a task that is cancelled before its start never awaits it
+        self._call.close()  # a task that was cancelled before its start never awaits the call
         if cancelled is not None:
             raise cancelled

@@ -1,9 +1,9 @@
 """Compare this machine's clock with bookies' clocks, so that a wrong clock does no harm.
 
-A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
-by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log
-is created while this machine's clock contradicts the clocks of all bookies that answer. The reason
-is that ledgers and records store this machine's time.
+A machine whose clock is forty days ahead would delete records that are a minute old. So a deletion
+by time uses the earliest clock: either this machine's clock or the clock of a bookie that was
+asked. A client creates no ledger of a log while this machine's clock contradicts the clocks of all
+bookies that answer. The reason is that ledgers and records store this machine's time.
 
 A bookie's answer to ``GetInfo`` contains the bookie's time. The check computes the bookie's present
 time from this answer and from this machine's monotonic clock. So a step of this machine's wall
@@ -25,7 +25,7 @@ from bookie.telemetry import event_log
 DIFFERENCE_SECONDS_MAX = 3600.0
 """A machine's clock is wrong if it differs by more seconds than this from all bookies' clocks.
 
-Data is deleted at ages of half a day or more, so an hour does no harm.
+Data is deleted only at an age of half a day or more, so a difference of an hour does no harm.
 """
 
 ASKED_MAX = 5
@@ -34,12 +34,12 @@ TELLERS_MIN = 2
 """The fewest bookies that must tell their time before a deletion.
 
 In a cluster with fewer bookies, all must tell their time. One bookie is too few: a sweep may run on
-the bookie's machine and share this machine's wrong clock.
+that bookie's machine, and then both use the same wrong clock.
 """
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
-"""Bookies' answers are reused for this time, because an owner may have thousands of partitions."""
+"""The time for which answers are reused: owners of thousands of partitions would ask too often."""
 
 _log = event_log(__name__)
 

@@ -37,16 +37,16 @@ from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.store import MetadataStore
 
 PARTITION_TAG = "bookie.log.partition"
-"""Key in the custom metadata of a log's ledgers: the number of the partition."""
+"""The key of the partition number in the custom metadata of a log's ledgers."""
 
 CREATED_TAG = "bookie.log.created_ms"
-"""Key in the custom metadata of a log's ledgers: the creation time, in ms since 1970.
+"""The key of the creation time, in ms since 1970, in the custom metadata of a log's ledgers.
 
 The creator of the ledger compares its clock with bookies' clocks first. A ledger that a compaction
 creates has the time of the newest ledger that the compaction copied."""
 
 ASKED_EACH = 4
-"""The number of bookies to ask for each bookie that a ledger needs."""
+"""The number of bookies that are asked for each bookie of a new ledger's ensemble."""
 
 
 class LogClient:
@@ -76,7 +76,7 @@ class LogClient:
         self._taking_part: asyncio.Task[None] | None = None
 
     def require_here(self) -> None:
-        """Check that the running event loop is that of the client's first call.
+        """Check that the running event loop is the loop of the client's first call.
 
         Raises:
             BadRequestError: another event loop is running.
@@ -88,7 +88,7 @@ class LogClient:
             raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
-        """Return the client's participant for consumers and groups; create it if necessary.
+        """Return the `Participant` that consumers and groups share; create it if necessary.
 
         Raises:
             ClientClosedError: the client was closed.
@@ -113,7 +113,7 @@ class LogClient:
                 raise
             self._participant = None  # the next caller tries again
             begun.set_exception(error)
-            begun.exception()  # all callers may have been cancelled
+            begun.exception()  # retrieve the error: all callers may have been cancelled
 
     async def close(self) -> None:
         """Release all cursors and leave all groups. Call `close` before the store is closed."""
@@ -159,8 +159,8 @@ class LogClient:
     async def _conditions(self, namespace: str) -> list[Check]:
         """Return the conditions for a new log of a namespace: the namespace stays as it is now.
 
-        A transaction cannot check a namespace that is in another store. The namespace ``default``
-        need not exist.
+        If the namespaces are in another store, a transaction cannot check them: there are no
+        conditions. The namespace ``default`` need not exist.
         """
         if not self._has_namespaces:
             return []

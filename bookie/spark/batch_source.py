@@ -78,7 +78,7 @@ def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets
     """Cut the records between the offsets `start` and `end` into splits, one for each task.
 
     A partition that is not in `start` is read from offset 0. Records may be truncated before or
-    during the call. If `failOnDataLoss` is false, the call logs how many records these are.
+    during the call. If `failOnDataLoss` is false, the call logs how many records were truncated.
 
     Raises:
         LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set.
@@ -224,8 +224,8 @@ def check_exists(source: LogSource | LedgerSource) -> None:
     """Raise an error if a log or ledger of `source` does not exist.
 
     If `failOnDataLoss` is false, the function accepts missing logs, because a running stream may
-    continue after the deletion of a log. But a batch with a missing log fails at its first action,
-    and a new stream with a missing log fails at its start.
+    continue after the deletion of a log. But a batch read of a missing log fails at its first
+    action, and a new stream that reads a missing log fails at its start.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError: a log or ledger does not exist.

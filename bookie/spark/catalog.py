@@ -22,7 +22,7 @@ CARRIED = "bookkeeper.options"
 """The key of the table's options in the metadata of a column."""
 
 POSITIONS = ("offset", "ledgerid", "entryid")
-"""Columns of a table whose values come from the log's positions, not from the writer."""
+"""Columns of a table whose values are a record's position in the log; no writer sets them."""
 
 _COPY = "option."
 _CONNECTION = {
@@ -40,7 +40,7 @@ _ALTERNATIVES = (
     {"maxentriespertrigger", "maxoffsetspertrigger"},
     {"minentriespertrigger", "minoffsetspertrigger"},
 )
-"""Groups of options; a query's option replaces the table's options of the same group."""
+"""Groups of options. An option in a query overrides all of the table's options of its group."""
 
 
 def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
@@ -72,7 +72,7 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the table's options in the columns' metadata; {} if `schema` lacks table columns.
+    """Return the table's options in the columns' metadata; {} if the columns are not the table's.
 
     If a user selects some columns of a table and writes these columns elsewhere, the table's
     options have no effect.

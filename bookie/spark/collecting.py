@@ -1,7 +1,8 @@
 """Collect the rows of a frame in the driver, with retries on a busy machine.
 
 Spark serves the rows on a socket, and closes the socket if the driver does not connect in time. The
-driver then gets the error CANNOT_OPEN_SOCKET, but PySpark 4.3 raises an UnboundLocalError instead.
+driver should then get the error CANNOT_OPEN_SOCKET, but PySpark 4.3 raises an UnboundLocalError in
+its place.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def is_socket_error(error: BaseException | None) -> bool:
-    """True if an error or its cause says that the driver got no connection to Spark's socket."""
+    """True if an error, or an earlier error behind it, is a failed connection to Spark's socket."""
     while error is not None:
         if isinstance(error, PySparkException) and error.getCondition() == "CANNOT_OPEN_SOCKET":
             return True

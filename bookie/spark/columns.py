@@ -36,10 +36,10 @@ from bookie.spark.options import SparkOptions
 S = TypeVar("S")
 
 BATCH_ROWS, BATCH_BYTES = 16384, 4 << 20
-"""The most rows and bytes of an Arrow batch; larger batches are slower."""
+"""The largest numbers of rows and bytes in an Arrow batch; larger batches are slower."""
 
 LARGE_BYTES = BATCH_BYTES // 4
-"""A batch of so many bytes or more is not joined with other batches: joining copies the bytes."""
+"""A batch of at least this size is not joined with other batches: joining copies its bytes."""
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -207,7 +207,7 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _parts(items: Sequence[S], sizes: Sequence[int]) -> Iterator[Sequence[S]]:
-    """Cut `items` into parts that fit into a batch each; `sizes` are the items' sizes in bytes."""
+    """Cut `items` into parts, each small enough for one batch; `sizes` has each item's bytes."""
     if len(items) <= BATCH_ROWS and sum(sizes) <= BATCH_BYTES:
         yield items
         return
@@ -262,8 +262,8 @@ def _strings(data: BytesLike, *ends: NDArray[np.int64]) -> pa.Array:
 
     Each record has `len(ends)` strings.
 
-    The strings follow each other without a gap. Each array in `ends` has the ends of one kind of
-    string, such as the keys.
+    The strings follow each other without a gap. Each array in `ends` has, for one kind of string
+    such as the keys, the position in `data` where each string ends.
     """
     kinds, count = len(ends), len(ends[0])
     places = np.zeros(kinds * count + 1, np.int32)

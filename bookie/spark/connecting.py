@@ -35,7 +35,7 @@ class SparkConnection:
     metadata_uri: str
     password_file: str = ""
     security: tuple[tuple[str, str], ...] = ()
-    """Settings of the section ``[security]`` that are paths of files: name, path."""
+    """Pairs of name and path: the settings of ``[security]`` that are paths of files."""
     version: str = bookie.__version__
     """The version of bookie that planned the query. A task with another version refuses to run."""
 

@@ -62,7 +62,8 @@ def package_problem(where: str, problem: str) -> str:
 
 def _look() -> Callable[[int], str]:
     def look(_number: int) -> str:
-        # Spark sends the code of an inner function, so the executor can run it without bookie.
+        # Spark sends the code of an inner function to the executor, which then needs no bookie to
+        # run it.
         import json
         import socket
 

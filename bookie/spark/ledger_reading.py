@@ -66,7 +66,7 @@ def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """Return the ids of the ranges that have one id only, such as 7 in ``7,10-20``."""
+    """Return the ids of those ranges that contain only one id, such as 7 in ``7,10-20``."""
     return {first for first, last in selection.ranges if first == last}
 
 

@@ -1,8 +1,8 @@
 """Parses and checks options, which Spark passes as text. The case of option names does not matter.
 
-Spark converts option names to lower case. Errors are raised when the frame is made. Messages spell
-an option as the documentation does. An unknown option is an error; the message names the most
-similar known option.
+Spark converts option names to lower case. A wrong option raises an error as soon as the data frame
+is made. Messages spell an option as the documentation does. An unknown option is an error; the
+message names the most similar known option.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
 
     Raises:
         BadRequestError: the option omits a selected partition, or names a partition that is not
-            selected. The error also means an offset beyond the partition's end, or offsets of a
+            selected. Also raised for an offset beyond the partition's end, or for offsets of a
             deleted log that had the same name.
         BookieError: the sizes and bounds of a log cannot be read.
     """

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from bookie.errors import ConfigurationError
 
 PYSPARK_LEAST = (4, 3)
-"""The first PySpark version whose Python streams have limits, and can end with ``availableNow``."""
+"""The first PySpark version whose Python streams can have limits, and support ``availableNow``."""
 
 
 def require_spark() -> None:

@@ -126,7 +126,8 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
     """Return each row's partition.
 
     The number in the column ``partition`` is the row's partition. If this number is null or absent,
-    the key determines the partition. A row without a number and a key goes to partition `turn`.
+    the key determines the partition. A row that has neither a number nor a key goes to partition
+    `turn`.
 
     Raises:
         BadRequestError: the column ``partition`` has a number that the log does not have.
@@ -149,7 +150,7 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
 
 
 def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[bytes], int]:
-    """Return the records' payloads, and the maximum of `greatest_ms` and all their timestamps.
+    """Return the records' payloads, and the maximum of `greatest_ms` and the records' timestamps.
 
     Raises:
         BadRequestError: the headers of a row cannot be written.
@@ -181,7 +182,8 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 def _nothing() -> pa.Scalar:
     """Return an empty bytes scalar.
 
-    The scalar is not a constant of the module, because Arrow imports pandas for its first scalar.
+    The scalar is not a constant of the module, because Arrow imports pandas when it makes its first
+    scalar, and this takes time.
     """
     return pa.scalar(b"", pa.binary())
 

@@ -36,13 +36,14 @@ from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
 from bookie.sync import SyncBookKeeper, SyncRangeWriter
 
 UNDER_WAY_BYTES_MAX = 16 << 20
-"""The most unconfirmed bytes of a task, enough to keep all bookies busy."""
+"""The largest number of unconfirmed bytes of a task, enough to keep all bookies busy."""
 
 PIECE_ROWS = 4096
 """The most rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""The approximate value bytes of a piece of rows; with record headers, most fit into a batch."""
+"""The approximate number of value bytes in a piece of rows. With the record headers, most pieces
+then fit into one batch."""
 
 TASK_RANGES_MAX = 256
 """The most ranges that a task writes at the same time. Each range has an open ledger."""

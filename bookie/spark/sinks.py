@@ -1,9 +1,9 @@
 """The objects that Spark calls to write a frame or the micro-batches of a stream.
 
 A frame that is written twice with the same options `txnAppId` and `txnVersion` is published only
-once. The two options are for `foreachBatch` and for jobs that may run again. A stream publishes
-each micro-batch once, under the id of the query. Spark does not pass the batch number to `write`,
-so `write` reads the number from the task's properties.
+once. The two options are for `foreachBatch`, and for jobs that somebody may start again. A stream
+publishes each micro-batch once, under the id of the query. Spark does not pass the batch number to
+`write`, so `write` reads the number from the task's properties.
 """
 
 from __future__ import annotations

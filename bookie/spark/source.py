@@ -1,8 +1,8 @@
 """The source that Spark finds under the name ``bookkeeper``.
 
-For each phase of a query, Spark starts a process that imports this module. The phase that looks for
-sources needs only the class. So each method imports the modules that it uses, which saves one
-second of processor time in that phase.
+For each phase of a query, Spark starts a process that imports this module. In the phase in which
+Spark looks for sources, it needs only the class. So each method imports the modules that it uses,
+which saves one second of processor time in that phase.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
     tasks = tasks_min or -(-total_bytes // bytes_max)
     share = -(-total_bytes // max(1, tasks))
     if tasks_min is None:
-        share += share // 64  # otherwise the remainder would be one more task
+        share += share // 64  # else the remainder would need one more task
     return max(1, min(bytes_max, share))
 
 

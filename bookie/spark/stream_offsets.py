@@ -140,8 +140,8 @@ def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
     The result omits partitions that the batch must read from their earliest record. A partition is
     omitted if `start` lacks it, or if its log was deleted and created again before `end`.
 
-    Older versions wrote no ids. If only `end` has the id of a log, the offsets decide. The log then
-    counts as created again if `end` lacks a partition of `start`, or has a lower offset.
+    Older versions wrote no ids. If only `end` has the id of a log, the log counts as created again
+    if `end` lacks a partition of `start`, or has a lower offset.
     """
     return {
         key: offset

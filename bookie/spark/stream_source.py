@@ -80,7 +80,7 @@ class Look:
 
     surveys: Surveys
     begins: LogOffsets
-    """The offsets where the batch begins, without new partitions and re-created logs."""
+    """The offsets where the batch begins; new partitions and re-created logs are omitted."""
     end: StreamOffset
     """The offsets where the batch ends, if there is no limit."""
 
@@ -93,7 +93,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamOffset | None = None
         self._is_pinned = False
         self._behind_since: dict[tuple[str, int], float] = {}
-        """The time when each partition's end was first seen below the read offset, by partition."""
+        """By partition, the time when the partition's end was first seen below the read offset."""
         self._target: StreamOffset | None = None
         """The offsets where a query with the trigger ``availableNow`` ends, or None."""
         self._ends: StreamOffset | None = None
@@ -125,7 +125,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that Spark passes to `latestOffset`: of rows, or else of bytes.
+        """Return the limit that Spark passes to `latestOffset`: on rows if set, else on bytes.
 
         This source itself applies the other limits of `BatchLimits`.
         """
@@ -209,7 +209,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(begin, look):
                 return begin
         while look.end == begin and self._target is not None and self._behind_since:
-            # Without this loop, the query would end now, and report no loss of records.
+            # Some records may be lost. Without this loop, the query would end now, without a report
+            # of the loss.
             pause(BEHIND_PAUSE_SECONDS)
             look = self._look(begin)
         self._due_at = None
@@ -227,7 +228,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._due_at = now + limits.delay_seconds
         if limits.rows_min is None or self._due_at is None or now >= self._due_at:
             return False
-        # If a log was deleted or lost records, the batch is made at once, to report the loss.
+        # If a log was deleted or lost records, do not wait: a batch at once reports the loss.
         is_whole = all(
             key in look.begins and starts[key] <= offset <= end.get(key, -1)
             for key, offset in begin.offsets.items()
@@ -307,9 +308,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> set[tuple[str, int]]:
         """Return the partitions whose end has been below the query's offset for `BEHIND_SECONDS`.
 
-        A partition may seem too short for a time, because bookies that know its end are
-        unavailable. After `BEHIND_SECONDS`, its last records count as lost. If `begin` has no id of
-        the log, the log then counts as deleted and created again.
+        A partition can seem too short for a time, if the bookies that know its end are unavailable.
+        After `BEHIND_SECONDS`, its last records count as lost. If `begin` has no id of the log, the
+        log then counts as deleted and created again.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
@@ -344,8 +345,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _starts(look: Look) -> LogOffsets:
     """Return the offset of the first record that a batch can read, by partition.
 
-    Limits count the records from here on. Otherwise a stream that lags far behind would make many
-    empty batches of truncated records, and never reach the earliest record.
+    The limits of a batch count the records from this offset on. Otherwise a stream that lags far
+    behind would make many empty batches of truncated records, and never reach the earliest record.
     """
     earliest = {key: offset for key, (offset, _) in look.surveys.bounds().items()}
     return earliest | {key: max(at, earliest.get(key, 0)) for key, at in look.begins.items()}

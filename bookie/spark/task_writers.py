@@ -23,12 +23,13 @@ IDLE_SECONDS_MAX = 40.0
 """A writer that no task takes for this many seconds is closed."""
 
 IDLE_WRITERS_MAX = 256
-"""The most idle writers of a process. Beyond this number, the longest idle writers are closed."""
+"""The largest number of idle writers of a process. If there are more, the writers that were idle
+longest are closed."""
 
 CLOSE_SECONDS_MAX = 10.0
 """The longest time to close a ledger, in seconds.
 
-After this time, the ledger stays open, and its cut ranges can still be published.
+After this time, the ledger stays open; the ranges that were cut from it can still be published.
 """
 
 

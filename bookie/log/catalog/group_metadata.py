@@ -26,7 +26,7 @@ class MemberProfile:
     logs: tuple[str, ...] = ()
     """The names of the logs that the member wants the group to consume."""
     pattern: str = ""
-    """A pattern for further logs of one namespace, such as ``orders-*``; may be empty."""
+    """A pattern for the names of further logs in one namespace, such as ``orders-*``, or empty."""
 
 
 @dataclass(frozen=True, slots=True)

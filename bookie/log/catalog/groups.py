@@ -45,7 +45,7 @@ class ConsumerGroup:
         self._store = store
 
     async def read_assignment(self) -> Versioned[GroupAssignment]:
-        """Read the assignment; without a record, return an empty one of version `NOT_EXISTS`.
+        """Read the assignment; if none is stored, return an empty one of version `NOT_EXISTS`.
 
         Raises:
             FormatError: the record is damaged, or of a newer version.

@@ -25,7 +25,7 @@ class LogCursor:
     epoch: int = 0
     """The cursor's fencing token, which rises with each new holder and each reset."""
     owner: str = ""
-    """The last process that took or reset the cursor, as information for people."""
+    """The process that last took or reset the cursor, and a random text that is never repeated."""
     committed_ms: int = 0
     """The time of the cursor's last change, in ms since 1970."""
     is_protected: bool = True

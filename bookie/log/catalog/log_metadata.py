@@ -20,8 +20,8 @@ chunks: all closed    a chunk never changes
 ===================== ===============================================================
 
 Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
-``bookie-log``, ``bookie-log-head`` and ``bookie-log-chunk``. A range is ``[ledger, first entry,
-last entry or null, base offset or null, end time or null, bytes or null]``.
+``bookie-log``, ``bookie-log-head`` and ``bookie-log-chunk``. In JSON, a range is ``[ledger, first
+entry, last entry or null, base offset or null, end time or null, bytes or null]``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _OPEN_RANGES_MAX = 2
 PARTITIONS_MAX = 1024
 
 NO_TIME_MS = -(2**63)
-"""The greatest timestamp of a partition without records."""
+"""The value that stands for the greatest timestamp while a partition has no records."""
 
 
 class LogMode(enum.Enum):
-    """The kind of writers that a log has; fixed when the log is created."""
+    """The way in which records are written to a log. It is fixed when the log is created."""
 
     WRITER = "writer"
     """Each partition has one exclusive owner, which appends to the ledger of the last range."""
@@ -88,7 +88,7 @@ class LogRange:
     ledger_id: int
     first_entry_id: int
     last_entry_id: int | None
-    """The last entry, inclusive; `first_entry_id` - 1 if there is none; None while open."""
+    """The id of the last entry; `first_entry_id` - 1 in an empty range; None while it is open."""
     base_offset: int | None
     """Offset of the range's first entry; None while the range before it is open."""
     end_ms: int | None = None
@@ -129,14 +129,14 @@ class LogOwner:
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest ranges of a partition, and all other state of the partition that changes."""
+    """The state of a partition that changes: its owner, newest ranges and numbers of chunks."""
 
     log_id: str
     """The id of the log."""
     epoch: int = 0
     """The partition's fencing token, which rises by one with each new owner."""
     owner: LogOwner | None = None
-    """The owner of `epoch`; None after the owner has left, and in transactional logs."""
+    """The owner that began `epoch`; None after this owner has left, and in transactional logs."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
     """The number of the partition's oldest existing chunk."""
@@ -152,7 +152,7 @@ class LogHead:
 
     @property
     def open_ranges(self) -> tuple[LogRange, ...]:
-        """The ranges that are still open: none, the last one, or the last two."""
+        """The ranges that are still open: no range, the last range, or the last two ranges."""
         return tuple(one for one in self.ranges[-_OPEN_RANGES_MAX:] if one.is_open)
 
     @property
@@ -176,7 +176,7 @@ class LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """The older ranges of a partition, all closed. A chunk never changes."""
+    """Older ranges of a partition; all of them are closed. A chunk never changes."""
 
     number: int
     ranges: tuple[LogRange, ...]

@@ -43,10 +43,10 @@ class LogPolicy:
     """After this many seconds, a partition continues in a new ledger; 0 means never."""
 
     retention_bytes: int | None = None
-    """At least this number of bytes of each partition is kept; 0 means no limit by size.
+    """Retention keeps at least this many bytes of each partition; 0 means no limit by size.
 
-    If a size and a time are set, retention deletes only records beyond both limits. Without a limit
-    by size or time, all records are kept.
+    If a size and a time are set, retention deletes a record only if both limits allow it. Without a
+    limit by size or time, all records are kept.
     """
 
     retention_seconds: int | None = None
@@ -58,8 +58,8 @@ class LogPolicy:
     ahead_seconds: int | None = None
     """A record's timestamp may be at most this much later than the append; 0 means no limit.
 
-    The limit rejects microseconds that are passed as milliseconds. One timestamp that is far ahead
-    would hide the times of all later records.
+    For example, the limit rejects a time in microseconds that was passed as milliseconds. A single
+    timestamp far in the future would hide the times of all later records from searches by time.
     """
 
     allow_degraded: bool | None = None
@@ -100,7 +100,7 @@ class LogPolicy:
             raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
 
     def over(self, inherited: LogPolicy) -> LogPolicy:
-        """Return this policy; each field that is None here comes from `inherited`.
+        """Return this policy; each field that is None here is replaced by the field of `inherited`.
 
         Raises:
             BadRequestError: the sizes of the ensemble and the quorums in the result contradict each

@@ -228,7 +228,7 @@ class LogManager:
         return Versioned(decoded(decode_log_definition, record), record.version)
 
     async def is_being_deleted(self, name: LogName, log_id: str) -> bool:
-        """True if the log with this id still has the name, and is marked as deleted."""
+        """True if the present log of this name has the id `log_id` and is marked as deleted."""
         await self._store.sync()
         found = await self.find(name)
         return found is not None and found.value.is_deleted and found.value.log_id == log_id
@@ -305,7 +305,7 @@ class LogManager:
     # ---- heads and chunks
 
     async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """Read a partition's head; without a record, return an empty head of version `NOT_EXISTS`.
+        """Read a partition's head; if none is stored, return an empty head of version `NOT_EXISTS`.
 
         Raises:
             NoSuchLogError: the head belongs to a newer log, so the log `log_id` was deleted.
@@ -346,11 +346,12 @@ class LogManager:
         *,
         sealed: Sequence[LogChunk] = (),
     ) -> Versioned[LogHead]:
-        """Replace a head that has `version`, and write the chunks `sealed`, in one transaction.
+        """Replace a head of version `version`, and write the chunks `sealed`, in one transaction.
 
         Raises:
             BadVersionError: the head has another version; read the head again.
-            NoSuchLogError: `version` is `NOT_EXISTS`, and the log was deleted.
+            NoSuchLogError: the head would be new (`version` is `NOT_EXISTS`), but the log was
+                deleted.
             MetadataUnavailableError: the store did not answer; the change may have been made.
         """
         stats = await self.commit_heads([(partition, head, version, sealed)])
@@ -363,7 +364,8 @@ class LogManager:
     ) -> list[int]:
         """Replace heads and perform the operations `others`, in one transaction.
 
-        A head of version `NOT_EXISTS` is created. The result is the new version of each head.
+        If the given version is `NOT_EXISTS`, the call creates the head. The result is the new
+        version of each head.
 
         Raises:
             BadVersionError: a head has another version, or a condition in `others` does not hold.
@@ -433,8 +435,8 @@ class LogManager:
     ) -> AsyncIterator[AsyncIterator[Versioned[LogHead]]]:
         """Yield an iterator that returns the head now, and again after each change.
 
-        Quick changes may appear as one change. The iterator raises NoSuchLogError when the log is
-        deleted.
+        Changes in quick succession may appear as one change. The iterator raises NoSuchLogError
+        when the log is deleted.
         """
         async with (
             self._store.watch(partition.head_key) as changes,
@@ -525,7 +527,7 @@ class LogManager:
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """Read an application's last batch; if there is none, return -1 of version `NOT_EXISTS`."""
+        """Read the number of an application's last batch; if none, -1 of version `NOT_EXISTS`."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)
@@ -533,10 +535,13 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """Return the operation that replaces an application's last batch if it has `version`.
+        """Return the operation that replaces the number of an application's last batch.
+
+        The operation fails if the stored number does not have the version `version`.
 
         Raises:
-            BadRequestError: `batch` is no number from 0 to 2⁶³-1, or `application` is not valid.
+            BadRequestError: `batch` is not an integer from 0 to 2⁶³-1, or `application` is not
+                valid.
         """
         if not isinstance(batch, int) or not 0 <= batch <= MAX_ID:
             raise BadRequestError(f"{batch!r} is not the number of a batch")
@@ -550,7 +555,7 @@ class LogManager:
         }
 
     async def forget_application(self, name: LogName, application: str) -> None:
-        """Delete an application's last batch; the next batch then counts as the first batch.
+        """Delete the record of an application's last batch; its next batch then counts as first.
 
         An unknown application is not an error.
         """
@@ -586,7 +591,7 @@ def checked_name(text: str, what: str) -> str:
 
 
 def _transaction_key(name: LogName, application: str) -> str:
-    """Return the key of an application's last batch; percent-encoding allows any characters."""
+    """Return the key of an application's last batch; the application's id is percent-encoded."""
     try:
         quoted = quote(application, safe="").replace(".", "%2E")
     except (TypeError, UnicodeEncodeError):

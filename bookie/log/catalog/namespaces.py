@@ -80,10 +80,10 @@ class NamespaceManager:
     async def delete(self, name: str, *, cluster: MetadataStore | None = None) -> None:
         """Delete an empty namespace.
 
-        `cluster` is the metadata store of the cluster whose logs count; None means the store of the
-        namespaces. The creator of a log has no right to write the namespace. So this call looks for
-        logs again after the deletion. If a log was created meanwhile, this call creates the
-        namespace again.
+        The namespace must have no logs in the cluster whose metadata store is `cluster`; None means
+        the store of the namespaces. A process that creates a log has no permission to write the
+        namespace, so it cannot stop the deletion. Therefore this call looks for logs again after
+        the deletion. If a log was created meanwhile, this call creates the namespace again.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -106,7 +106,7 @@ class NamespaceManager:
             raise
 
     async def condition(self, name: str) -> Check:
-        """Return a condition for a transaction: a namespace exists, with its present policy.
+        """Return a condition for a transaction: a namespace exists, and its policy is unchanged.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -151,7 +151,8 @@ class NamespaceManager:
         """Create the policy of one log, or replace the policy whose version is `version`.
 
         The same transaction rewrites the namespace's record, which changes the version of that
-        record. So a concurrent deletion fails if it found the namespace empty before this call.
+        record. So a concurrent deletion of the namespace fails, even if it found the namespace
+        empty before this call.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -162,8 +163,8 @@ class NamespaceManager:
             found = await self._record(namespace)
             policy.over(_policy_of(found).value.over(DEFAULTS))
             try:
-                # A check of the namespace is too weak: a deletion under way may have looked for
-                # policies already. The namespace's new version makes this deletion fail.
+                # It is not enough to check that the namespace exists: a deletion under way may have
+                # looked for policies already. The namespace's new version makes this deletion fail.
                 stat, _ = await self._store.transaction(
                     [
                         Put(_log_key(namespace, log), encode_policy(policy), version),
@@ -195,7 +196,7 @@ class NamespaceManager:
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:
     """Raise an error if a cluster has logs in a namespace. Logs that are being deleted count, too.
 
-    Every log counts that was created before this call.
+    Every log that was created before this call counts.
 
     `store` is the metadata store of the cluster. The namespaces may be in another store.
 

@@ -12,9 +12,9 @@ step                        work, and the leftovers after a crash
 =========================== ======================================================================
 
 Entries keep their offsets. Control records are copied, too. An entry is copied byte for byte,
-except for one field of its record: the *greatest timestamp so far*. If the field is less than the
-field of an earlier record, as after several publishers, the copy gets the greater value. Searches
-for a time use this field; readers do not see this field.
+except for one field of its record: the *greatest timestamp so far*. After several publishers, the
+field may be less than in an earlier record. The copy then gets the greater value. Searches for a
+time use this field; readers do not see this field.
 
 A compaction does not change the owner of a partition. If another process changes the head during a
 compaction, the compaction is applied to the newest head. If another process truncated or joined
@@ -22,8 +22,8 @@ ranges that were copied, the copy is deleted. So any number of compactions may r
 
 **Old ledgers are deleted at once**, as after a truncation. A reader that does not find a ledger or
 chunk reads the newest head, and continues at the offset that it has reached. A delayed deletion
-would not help readers, because at any time a sweep may delete ledgers that no range names. Until a
-delayed deletion, the original ledgers and their copies would both take space.
+would not help readers, because at any time a sweep may delete ledgers that no range names. With a
+delayed deletion, the original ledgers would also take space next to their copies until then.
 """
 
 from __future__ import annotations
@@ -68,14 +68,17 @@ from bookie.log.write.takeover import discard
 from bookie.telemetry import event_log
 
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""The most payload bytes of a copy that may be written but not yet durable."""
+"""The most payload bytes that a copy may have sent to bookies before they are durable."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Ranges of one partition that become one range. One process copies the whole group."""
+    """Consecutive ranges of one partition that a compaction joins to one range.
+
+    One process copies the whole group.
+    """
 
     partition: LogPartition
     log_id: str
@@ -91,7 +94,7 @@ class CompactionGroup:
 
     @property
     def ledgers(self) -> int:
-        """The number of ledgers that a copy of the group reads."""
+        """The number of ledgers that must be read to copy the group."""
         return len({one.ledger_id for one in self.ranges})
 
 
@@ -141,7 +144,9 @@ class PublishedCompaction:
 async def plan_compaction(
     client: LogClient, name: LogName, limits: CompactionLimits
 ) -> CompactionPlan:
-    """Find groups of ranges to join, by the limits and the log's policy. No bookie is asked.
+    """Find the groups of ranges that may be joined under the limits and the log's policy.
+
+    No bookie is asked.
 
     Raises:
         BadRequestError: the limits are not valid.
@@ -280,9 +285,9 @@ class _Publication:
             JoinedRanges(one.group.ranges, one.after) for one in copies if one.after is not None
         ]
         self._gone: list[LogRange] = []
-        """Replaced ranges, which the head may still name after a write of unknown outcome."""
+        """The replaced ranges. After a write of unknown outcome, the head may still name them."""
         self._chunks: set[int] = set()
-        """Replaced chunks, which the head may still name after a write of unknown outcome."""
+        """The replaced chunks. After a write of unknown outcome, the head may still name them."""
         self._refused: dict[int, str] = {}
         """For each new ledger that cannot be published: the reason."""
 
@@ -298,7 +303,8 @@ class _Publication:
         numbers = sorted(number for number in self._chunks if number < head.first_chunk)
         await client.logs.delete_chunks(partition, numbers)
         failures = [*self._refused.values()]
-        # If the ranges of a failed copy are gone, the group counts as overtaken, not as failed.
+        # If the head no longer names the ranges of a failed copy, another process was first: the
+        # group counts as overtaken, not as failed.
         failures += [
             one.reason
             for one in self._copies
@@ -313,7 +319,7 @@ class _Publication:
         attempts = Attempts()
         while True:
             try:
-                # The ledgers are read after the head, as `unnamed_ledgers` demands.
+                # The ledgers are read after the head, as the module `unnamed_ledgers` requires.
                 found, chunks = await read_chain(client, partition, self._log_id)
                 ranges = _ranges(found.value, chunks)
                 step = self._step(found.value, chunks, await self._publishable(ranges))

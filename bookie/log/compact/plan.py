@@ -30,10 +30,13 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 PIECES_MAX = 4096
-"""The most pieces that become one range. A copy opens the pieces' ledgers one by one."""
+"""The most pieces that a compaction joins to one range.
+
+A copy opens the pieces' ledgers one by one.
+"""
 
 RETENTION_SHARE = 10
-"""A joined range has at most one tenth of the bytes or of the time that retention keeps."""
+"""The divisor for a joined range: it has at most 1/10 of the bytes or time that retention keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """Return lower limits: because of joined ranges, retention then keeps at most 10 % more."""
+        """Return limits so low that retention keeps at most 10 % more because of joined ranges."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE

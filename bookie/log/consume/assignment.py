@@ -48,10 +48,10 @@ def assign(
 
 
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
-    """Return the new size of each share.
+    """Return the number of partitions that each member gets.
 
-    If the sizes cannot be equal, the members with the largest shares in `kept` get one partition
-    more than the others.
+    If the numbers cannot be equal, some members get one partition more than the others: the members
+    with the most partitions in `kept`.
     """
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))

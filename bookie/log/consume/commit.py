@@ -14,12 +14,12 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
 TAKE_TRIES_MAX = 5
-"""The number of deletions of a cursor during `take_cursor` after which the call gives up."""
+"""The number of deletions of a cursor that make one call of `take_cursor` give up."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoCommit:
-    """Limits of time and count; finished records are committed when the first limit is reached."""
+    """The time or the number of records after which finished records are committed."""
 
     every_seconds: float = 5.0
     every_records: int = 1000
@@ -46,7 +46,7 @@ class HeldCursor:
         self._owner = taken.value.owner
         self._serial = asyncio.Lock()
         self._lost: CursorLostError | NoSuchLogError | None = None
-        """The error of all later calls; set when this holder learns that its epoch has ended."""
+        """The error that later calls raise; set when this holder learns of the end of its epoch."""
 
     @property
     def token(self) -> int:
@@ -55,7 +55,7 @@ class HeldCursor:
 
     @property
     def committed(self) -> int:
-        """The last offset that this holder knows to be committed."""
+        """The committed offset, as this holder last read or wrote it."""
         return self._found.value.offset
 
     async def commit(self, offset: int) -> None:
@@ -145,8 +145,9 @@ async def _take(
                 raise
             new = LogCursor(await start(), owner=owner, committed_ms=client.clock.now_ms())
             found = await record.propose(new, NOT_EXISTS)
-        # A deleted cursor of this name may have had epochs. No epoch exceeds the revision of the
-        # write that began the epoch, so the first epoch of a new cursor is its own revision.
+        # A deleted cursor of this name may have had epochs. Each epoch was at most the revision of
+        # the write that began it. The revision of the new cursor is greater, so it becomes the
+        # first epoch of the new cursor.
         revision = await client.logs.cursor_revision(record.partition, record.name)
         taken = replace(
             found.value,

@@ -1,8 +1,9 @@
 """The cursors of a log on all its partitions: create, commit, reset, list and delete them.
 
-A cursor has one record in each partition. A reset or a deletion of a cursor needs no lock. A reset
-raises the epoch, so the holder of the former epoch can no longer commit. A reset or a deletion also
-removes the holder's claim. So the holder notices the loss of the cursor before its next commit.
+The metadata store keeps one record of a cursor for each partition of the log. A reset or a deletion
+of a cursor needs no lock. A reset raises the epoch, so the holder of the former epoch can no longer
+commit. A reset or a deletion also deletes the claim by which the holder has the cursor's lock. So
+the holder notices the loss of the cursor before its next commit.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class CursorRecord:
         """Replace version `version` of the cursor by `value`; return the cursor that is stored now.
 
         If another process changed the cursor first, the result is the cursor of that process. If
-        `version` is `NOT_EXISTS`, and that cursor was deleted again, the proposal is repeated.
+        `version` is `NOT_EXISTS`, and another process creates and deletes the cursor meanwhile, the
+        proposal is repeated.
 
         Raises:
             NoSuchCursorError: the cursor was deleted.
@@ -191,8 +193,9 @@ class Cursors:
             KeyExistsError: the cursor already exists on all partitions.
             NoSuchLogError: there is no such log.
             BadRequestError: the name or the start is wrong, or the start is after the end of the
-                partition. Also raised if the start is a position in another partition, or if the
-                log has several partitions and the start is in only one of them.
+                partition. BadRequestError is also raised if the start is a position in another
+                partition, or if the log has several partitions and the start is in only one of
+                them.
         """
         place = checked_place(start, time)
         records = await self._records(cursor)
@@ -384,5 +387,5 @@ def next_epoch(found: LogCursor, revision: int) -> int:
 
 
 def unique_owner(client: LogClient) -> str:
-    """Return an owner name that no other call returns, for one take or reset of a cursor."""
+    """Return an owner name for one take or reset of a cursor; no other call returns this name."""
     return f"{client.identity} {secrets.token_hex(4)}"

@@ -8,9 +8,9 @@
             await member.commit(record)
 
 The group's leader assigns partitions to members (`group_leader`), and each member consumes the
-partitions that are assigned to it. If the application works on a record of a partition, the member
-releases the partition only when the application asks for the next record. The next member waits for
-the partition's lock, and then takes the partition's cursor in a new epoch. The cursor's name is the
+partitions that are assigned to it. A member keeps the partition of the record on which the
+application works until the application asks for the next record. The next member waits for the
+partition's lock, and then takes the partition's cursor in a new epoch. The cursor's name is the
 group's name. The new epoch fences the former member. So even if two members act as leader, at most
 one member can commit for a partition.
 
@@ -103,7 +103,7 @@ class GroupRecord(NamedTuple):
 
     @property
     def producer(self) -> Producer | None:
-        """The producer that appended the record, and the producer's number for it."""
+        """The producer that appended the record, and the number that it gave to the record."""
         return self.record.producer
 
     @property
@@ -170,12 +170,12 @@ class GroupMember:
         self._assigned = GroupAssignment()
         self._wanted: frozenset[LogPartition] = frozenset()
         self._serving: dict[LogPartition, asyncio.Task[None]] = {}
-        """The task of each partition that is assigned to this member or not yet released."""
+        """For each partition that is assigned or not yet released: the task that consumes it."""
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
         """The partitions of `_consumers`, in the order in which `_poll` asks them for a batch."""
         self._cursors: dict[LogPartition, HeldCursor] = {}
-        """The cursor of each partition under which this member last gave out records."""
+        """For each partition: the cursor under which this member last gave out records."""
         self._changed = asyncio.Event()
         self._is_entered = self._is_leaving = False
         self._error: BookieError | None = None
@@ -233,9 +233,9 @@ class GroupMember:
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark all given-out records as consumed, or all records up to and including `up_to`.
 
-        With `up_to`, only records of the partition of `up_to` are marked. Without `up_to`, records
-        of partitions that this member no longer consumes are not marked, and no error is raised.
-        The commit is durable when the call returns.
+        With `up_to`, only records in the same partition as `up_to` are marked. Without `up_to`, the
+        call silently skips records of partitions that this member no longer consumes. The commit is
+        durable when the call returns.
 
         Raises:
             CursorLostError: another member has the cursor of a partition, or the cursor was reset
@@ -269,7 +269,7 @@ class GroupMember:
 
     @checked
     def has_committed(self, record: GroupRecord) -> bool:
-        """True if `record` was surely committed in the epoch `record.token`, even if it has ended.
+        """True if `record` was certainly committed in epoch `record.token`, which may have ended.
 
         The result is also False if this member has given out records of the partition in a later
         epoch, because the member remembers only one epoch of each partition.
@@ -376,7 +376,8 @@ class GroupMember:
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
         """Give out a partition's records until the cursor is lost or the assignment ends.
 
-        Before the partition is released, wait until the application has finished its record.
+        Before the partition is released, wait until the application has finished the record that it
+        works on.
         """
         self._consumers[partition] = consumer
         self._turns.append(partition)
@@ -422,7 +423,7 @@ class GroupMember:
             task.cancel()
         self._want(())
         try:
-            # The task group must not get the body's error, because it would wrap this error.
+            # Do not pass the error of the `async with` body to the task group, which would wrap it.
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._resources.aclose()
@@ -446,7 +447,7 @@ class GroupStatus:
 
     @property
     def lag(self) -> int:
-        """The number of entries in all assigned partitions that the group has not consumed.
+        """The number of entries that the group has not consumed, over all assigned partitions.
 
         The number includes control records.
         """

@@ -2,8 +2,8 @@
 
 Every member is a candidate for leader. The leader watches the members and the logs. If the members
 change, or if the wanted logs change, the leader writes a new assignment. Each write is a
-compare-and-set that requires the leader's claim, so a former leader cannot write. The group
-consumes each log that at least one of its members wants.
+compare-and-set that succeeds only while the leader's claim exists, so a former leader cannot write.
+The group consumes each log that at least one of its members wants.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class GroupLeader:
             participant, group.leader_key, owner=member, on_change=self._on_change
         )
         self._partitions: dict[LogName, int] = {}
-        """The partition count of each log; a creation or deletion of the log drops its count."""
+        """The known partition counts; creating or deleting a log removes the count of this log."""
 
     async def run(self) -> None:
-        """Lead whenever this member is elected, until a cancellation or the client's close."""
+        """Act as leader whenever this member is elected, until cancellation or client close."""
         attempt = 0
         try:
             await self._election.elect()
@@ -103,7 +103,7 @@ class GroupLeader:
                     key.rpartition("/")[2]: profile for key, profile in members.values.items()
                 }
                 logs.watch(_watched(profiles.values()))
-                if profiles:  # if there is none, this member's own record is missing for now
+                if profiles:  # without profiles, even this member's own record is missing
                     await self._share_out(profiles)
                 await self._changed.wait()
 
@@ -207,7 +207,7 @@ class DefinitionWatch:
 
     async def __aexit__(self, *_: object) -> None:
         self.watch(())
-        # The task group must not get the body's error, because it would wrap this error.
+        # Do not pass the error of the `async with` body to the task group, which would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
 
@@ -250,7 +250,7 @@ def _defined(change: Change) -> list[LogName] | None:
     found = []
     for event in change.events:
         parts = event.key.split("/")[2:]
-        # A watch may also report a parent, such as `/logs/default`.
+        # A watch may also report a parent key, such as `/logs/default`.
         if parts[2:] == ["definition"]:
             found.append(LogName(parts[0], parts[1]))
     return found

@@ -1,4 +1,4 @@
-"""One partition with one consumer: the lock, the cursor, the reads and the commits.
+"""The consumption of one partition by one consumer: the lock, the cursor, reads and commits.
 
 The consumer holds a lock, so other consumers wait until the lock is released. When the consumer has
 the lock, it takes the cursor in a new epoch. The epoch ensures that at most one consumer can
@@ -49,7 +49,7 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 CERTAIN_SECONDS = 0.001
-"""`may_give` reuses a true result for this time: a new check costs as much time as a record."""
+"""The time for which `may_give` reuses True: a check takes as long as giving out a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PartitionConsumer:
         self._lock = Lock(participant, queue, claim, self._on_lock)
         self._cursor: HeldCursor | None = None
         self._checked = 0
-        """The token of the lock's claim for which this consumer last took or checked the cursor."""
+        """The token of the latest claim on the lock for which the cursor was taken or checked."""
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0
@@ -311,7 +311,7 @@ class PartitionConsumer:
                 await self._participant.pause(attempt)
                 attempt += 1
             else:
-                # A repeated check may end after the check of a later claim.
+                # This check may have been repeated until after the check of a later claim.
                 self._checked = max(self._checked, token)
                 self._on_news()
                 return

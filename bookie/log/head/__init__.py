@@ -1,1 +1,1 @@
-"""The head of a partition: its chain of ledgers, and the rule that begins a new ledger."""
+"""The head of a partition: its chain of ledgers, and the rule for when a new ledger begins."""

@@ -33,7 +33,7 @@ from bookie.ids import MAX_ID
 from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogOwner, LogRange
 
 HEAD_RANGES_MAX = 256
-"""The number of ranges beyond which the oldest ranges of a head are sealed as a chunk.
+"""The number of ranges above which the oldest ranges of a head move to chunks.
 
 A head of this size has some 16 KB, so one transaction of the metadata store has room for 40 heads.
 """
@@ -43,7 +43,9 @@ CHUNK_RANGES = 128
 
 
 def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
-    """Give the partition to `owner` in a new epoch. The owner must then fence the open ranges.
+    """Give the partition to `owner` in a new epoch.
+
+    The owner must then fence the ledgers of the open ranges.
 
     If the partition had no owner before, the new epoch is `first_epoch`.
     """
@@ -135,7 +137,7 @@ def end_offset(head: LogHead) -> int:
     """Return the offset after the last closed range, at which the next range begins."""
     closed = len(head.ranges) - len(head.open_ranges)
     if not closed:
-        # A head with chunks has a closed range, so there are no chunks.
+        # A head that has chunks also has a closed range, so this head has no chunks.
         return head.start_offset
     end = head.ranges[closed - 1].end_offset
     assert end is not None, "a closed range has a base"
@@ -167,7 +169,7 @@ def size_of(ranges: Iterable[LogRange]) -> int:
 
 
 def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
-    """Return the head's ranges, without a truncated range that is kept only for its producers."""
+    """Return the head's ranges, except a truncated range kept for its snapshot of producers."""
     ends = [one.end_offset for one in head.ranges[:1]]
     if ends and ends[0] is not None and ends[0] <= head.start_offset:
         return head.ranges[1:]
@@ -177,7 +179,7 @@ def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
 def live_bytes(head: LogHead) -> int:
     """Return the payload bytes of the partition's closed ranges.
 
-    A truncated range that is kept only for its producers does not count.
+    A truncated range that is kept only for its snapshot of producers does not count.
     """
     return head.chunk_bytes + size_of(live_ranges(head))
 
@@ -193,8 +195,8 @@ def truncated(
     tried again on a newer head.
 
     Raises:
-        BadRequestError: `before_offset` is after the last closed range. BadRequestError is also
-            raised if `chunks` are not the oldest chunks, or have an entry at or after
+        BadRequestError: `before_offset` is after the end of the last closed range. BadRequestError
+            is also raised if `chunks` are not the oldest chunks, or have an entry at or after
             `before_offset`.
     """
     if before_offset > end_offset(head):
@@ -248,7 +250,10 @@ def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
 
 
 CHUNKS_REWRITTEN_MAX = 48
-"""The most chunks that one change of a head writes. One transaction has room for these chunks."""
+"""The most chunks that one change of a head writes.
+
+One transaction has room for this many chunks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +292,7 @@ def compacted(
 
     `chunks` are all chunks that `head` names. A chunk never changes. So if a joined range replaces
     ranges of a chunk, the whole chain is written anew without its truncated ranges. The new head
-    then has the newest `ranges_max` ranges, and new chunks with new numbers have all others.
+    then has the newest `ranges_max` ranges. New chunks, with new numbers, have all other ranges.
     Offsets, times, the owner and open ranges do not change.
 
     Raises:

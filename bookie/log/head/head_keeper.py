@@ -4,18 +4,18 @@
 outcome of a write           reaction
 ============================ =====================================================================
 written                      the change is made
-another version is stored    read the stored head. If the stored head is the head to write, the
-                             change is made. Otherwise, in the same epoch, make the change on the
-                             stored head; in another epoch, raise LogTakenOverError: the change may
-                             have been made before the takeover (`may_name`)
+another version is stored    read the stored head. If it equals the head to write, the change is
+                             made. Otherwise, if the epoch is the same, make the change on the
+                             stored head. If the epoch is another one, raise LogTakenOverError: the
+                             change may have been made before the takeover (`may_name`)
 unknown                      read until the store answers, then react as above. If the old version
                              is still stored, write the *same* head again. Then the result is the
                              same if both writes take effect
 ============================ =====================================================================
 
 The store may make a write whose answer is lost. If another process then truncates the partition,
- the owner does not find its own head in the store, and applies its step again. So each
-step leaves a head unchanged if the head already has the change.
+the owner does not find its own head in the store, and applies its step again. So a step must change
+nothing if the head already has the change of this step.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HeadKeeper:
         *,
         patience_seconds: float,
     ) -> None:
-        """`found` is the head that began the owner's epoch.
+        """`found` is the head with which the owner's epoch began.
 
         A call fails if the store does not answer for `patience_seconds`.
         """

@@ -45,10 +45,13 @@ from bookie.metadata.model import TRANSACTION_OPERATIONS_MAX, TRANSACTION_SIZE_B
 from bookie.metadata.versioned import Versioned
 
 PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The most partitions of a batch. The records of the application and the log take 2 operations."""
+"""The most partitions that one batch may change.
+
+Two operations of the transaction are for the records of the application and of the log.
+"""
 
 _HEADS_RANGES_MAX = 4000
-"""The most ranges in the heads of one transaction together; a range takes up to 120 bytes."""
+"""The most ranges in all heads of one transaction together; a range takes up to 120 bytes."""
 
 _HEAD_RANGES_MIN = 16
 
@@ -64,7 +67,7 @@ class RecordBounds:
     """The limits of one record of a log."""
 
     size_bytes_max: int
-    """The greatest size of a record's key, headers and value, with the record's own header."""
+    """The greatest size of an encoded record: its fixed part, key, headers and value."""
     ahead_seconds: int
     """The most seconds that a record's time may be ahead of the clock; 0 means no limit."""
 
@@ -114,10 +117,11 @@ class LogPublisher:
         """Publish a batch; False if this batch or a newer batch was published before.
 
         A batch may be empty. The ranges of a partition are published in the given order. When the
-        call returns, the newest heads name all ranges of the batch. Later calls drop an equal or
-        older batch of the application. After NoSuchLogError, LogFullError or BadRequestError
-        nothing was published in a log that exists. After another error or a cancellation, or if the
-        client was closed, the outcome may be unknown: publish the same batch again.
+        call returns, the newest heads name all ranges of the batch. A later call with an equal or
+        smaller batch number of the application publishes nothing. After NoSuchLogError,
+        LogFullError or BadRequestError, nothing was published, except perhaps in a log that was
+        deleted meanwhile. After another error or a cancellation, or if the client was closed, the
+        outcome may be unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -206,9 +210,9 @@ class LogPublisher:
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
         """Read the state from which the new heads are computed.
 
-        The caller must read ledgers after this call. This call reads the application's record after
-        the heads. So if a head already contains the batch, the record has the number of this batch
-        or of a newer batch.
+        The caller must read the metadata of ledgers only after this call. This call reads the
+        application's record after the heads. So if a head already contains the batch, the record
+        has the number of this batch or of a newer batch.
         """
         logs = self._client.logs
         await self._client.store.sync()
@@ -255,7 +259,7 @@ class LogPublisher:
 
         One transaction changed all partitions or none, so one partition shows the outcome. But a
         truncation or a compaction may have removed the ranges from a head. If all partitions may
-        have lost them so, nobody can tell the outcome. The result is then True.
+        have lost their ranges in this way, the outcome cannot be known. The result is then True.
         """
         if not wanted:
             return look.last.value == batch
@@ -269,7 +273,8 @@ class LogPublisher:
             if any((one.ledger_id, one.first_entry_id) in named for one in ranges):
                 return True
             begin = chain.end_offset(then)
-            # If ours were published, the last of them ended at this offset or later.
+            # If the ranges of this call were published, the last of them ended at this offset or
+            # later.
             end = begin + sum(one.count or 0 for one in ranges)
             later = [one.ledger_id for one in found if (one.end_offset or 0) > begin]
             if now.start_offset < end and not await self._has_copy(later):

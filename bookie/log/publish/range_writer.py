@@ -40,10 +40,13 @@ from bookie.log.record.record_encoder import LatestTime, NewRecord, as_record, c
 from bookie.telemetry import event_log
 
 APPLICATION_TAG = "bookie.log.application"
-"""Key in the custom metadata of a publisher's ledgers. The value is the application's id."""
+"""The key of the application's id in the custom metadata of a publisher's ledgers."""
 
 LEDGER_SECONDS_MAX = 12 * 3600
-"""No range begins in a ledger older than this. A sweep deletes ledgers at twice this age."""
+"""The greatest age of a ledger in which a range may begin.
+
+A sweep deletes a ledger at twice this age, if no range names the ledger.
+"""
 
 _log = event_log(__name__)
 
@@ -78,16 +81,16 @@ class PendingRange:
 
 
 _Encoded: TypeAlias = Callable[[int], tuple[list[bytes], int]]
-"""Encodes the records of an append; gets the range's greatest timestamp before the append.
+"""A function that encodes an append; its argument is the range's greatest timestamp so far.
 
-Returns the entries, and the greatest timestamp including these entries.
+The function returns the entries, and the greatest timestamp including these entries.
 """
 
 
 class RangeWriter:
     """Writes records of one partition. `open` makes a writer; `async with` closes the writer.
 
-    Several tasks may append at once; entries follow the order of the calls. If an append fails or
+    Several tasks may append at once; the entries have the order of the calls. If an append fails or
     is cancelled, its whole range fails. After a failure, appends raise LogClosedError until
     `discard` or `cut` drops the failed range. A `cut` that drops a failed range also raises
     LogClosedError. Ranges that were cut before the failure stay valid and may be published.
@@ -149,7 +152,7 @@ class RangeWriter:
             BadRequestError: the record is too large, its timestamp is too far ahead of the clock,
                 or the record cannot be encoded.
             LogClosedError: an earlier append of the range failed, or the writer is closed.
-            BookieError: the errors of `WriterHandle.append`; this error makes the range fail.
+            BookieError: the errors of `WriterHandle.append`; such an error makes the range fail.
         """
         at_ms = None if timestamp is None else moment_ms(timestamp)
         given = {} if headers is None else headers
@@ -185,13 +188,14 @@ class RangeWriter:
 
     async def _append(self, encoded: _Encoded) -> None:
         current, payloads, greatest_ms = await self._accept(encoded)
-        # No `await` may come between these lines: `cut` would miss this append, and lose records.
+        # No `await` may come between these two lines: `cut` could then miss this append and lose
+        # its records.
         await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
         """Raise BadRequestError if `greatest_ms` is too far ahead of the clock.
 
-        If the clock was set after its last comparison with bookies' clocks, compare it first.
+        If the clock was set after its last comparison with bookies' clocks, compare it again first.
         """
         try:
             self._latest.require(greatest_ms)
@@ -313,7 +317,7 @@ class _RangeInWork:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Count an append while the context is open; an error marks the range as failed."""
+        """Count an append as under way in the `with` block; an error marks the range as failed."""
         self.under_way += 1
         self.settled.clear()
         try:

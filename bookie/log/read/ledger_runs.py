@@ -1,4 +1,4 @@
-"""Read runs of entries from one ledger after another, with a bounded read-ahead.
+"""Read runs of consecutive entries from one ledger after another, with a bounded read-ahead.
 
 Large runs are read one by one, with a few requests in advance. Several small runs are read at once,
 so the reader of a log with many small ranges does not wait for each range in turn.
@@ -72,7 +72,9 @@ class LedgerReaders:
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """Yield the entries of `runs` in order. A run must have an end, and acknowledged entries only.
+    """Yield the entries of `runs` in order.
+
+    Each run must have an end, and all its entries must be acknowledged.
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; the entries of all earlier runs were yielded.

@@ -66,8 +66,9 @@ class PartitionsReader:
         A `LogPosition` moves only the reader of its partition.
 
         Raises:
-            BadRequestError: the place is not valid, or there is no such partition. Also raised if
-                `to` is a position in another partition, or an entry without a `partition`.
+            BadRequestError: the place is not valid, or there is no such partition. BadRequestError
+                is also raised if `to` is a position in another partition, or if `to` is an entry
+                and `partition` is None.
         """
         partition = addressed_partition(to, partition)
         if partition is None and isinstance(to, tuple | list):
@@ -113,7 +114,7 @@ class PartitionsReader:
                 yield batch
 
     async def _batches(self) -> AsyncGenerator[_Lane, None]:
-        """Yield each lane that has a batch ready; the caller must take the batch from the lane."""
+        """Yield the lane of each reader that has a batch ready; the caller must take the batch."""
         ready: asyncio.Queue[_Lane | Exception | None] = asyncio.Queue()
         lanes = [_Lane(reader) for reader in self._readers.values()]
         calls = [
@@ -140,7 +141,7 @@ class PartitionsReader:
 
 
 async def _fill(lane: _Lane, ready: asyncio.Queue[_Lane | Exception | None]) -> None:
-    """Put `lane` into `ready` for each batch of its reader; at the end, put None or the error."""
+    """Put `lane` into `ready` for each batch that its reader yields; put None or the error last."""
     try:
         async with aclosing(lane.reader.batches()) as batches:
             async for batch in batches:

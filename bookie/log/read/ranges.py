@@ -48,7 +48,7 @@ class LogRanges:
         return self._ranges
 
     async def refresh(self) -> bool:
-        """Read the newest head; True if it is newer than the known head.
+        """Read the newest head; return True if it is newer than the known head.
 
         The newest head has every change that was finished before this call.
 
@@ -81,7 +81,7 @@ class LogRanges:
         return True
 
     def note_end(self, ledger_id: int, last_entry_id: int) -> None:
-        """Note that a ledger is CLOSED at `last_entry_id`. The head may not have this end yet."""
+        """Remember that a ledger is CLOSED at `last_entry_id`. The head may not show this yet."""
         self._ends[ledger_id] = last_entry_id
         self._ranges = completed(self.head.ranges, self._ends)
 
@@ -114,10 +114,10 @@ class LogRanges:
             return chunk.ranges[range_of_offset(chunk.ranges, offset) :]
 
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
-        """Return the first range that may have a record of this time or later, and later ranges.
+        """Return the ranges from the first one that may have a record of this time or later.
 
-        If the first range is in a chunk, the result ends at the end of this chunk. If it is in the
-        head, the result ends with the newest range of the known head.
+        If the first range is in a chunk, the result ends at the end of this chunk. If the first
+        range is in the head, the result ends with the newest range of the known head.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -197,7 +197,7 @@ class LogRanges:
         """Return one chunk that the head names, from the cache or the store.
 
         Raises:
-            _ChunkGoneError: the chunk was removed; the newer head has been read.
+            _ChunkGoneError: the chunk was removed; this call has read the newer head.
         """
         chunk = self._chunks.get(number)
         if chunk is None:

@@ -1,7 +1,7 @@
 """The reader of one partition of a log: it starts at any place, and may follow new records.
 
-A reader keeps its place as an offset. The reader asks `LogRanges` for the ledgers that contain the
-next offset, reads these ledgers, and then asks again:
+A reader remembers its place as an offset. The reader asks `LogRanges` for the ledgers that contain
+the next offset, reads these ledgers, and then asks again:
 
 ==================================== ===========================================================
 case                                 reaction of the reader
@@ -70,7 +70,7 @@ from bookie.telemetry import event_log
 T = TypeVar("T")
 
 OnTruncated = Literal["raise", "skip"]
-"""The reaction of a reader whose next record was truncated: raise an error, or skip."""
+"""The reaction if the next record was truncated: raise an error, or skip to the earliest record."""
 
 _log = event_log(__name__)
 
@@ -125,7 +125,7 @@ class LogReader:
         self._not_before_ms: int | None = None
         """Records are skipped until the first record of this time or later."""
         self._is_floating = False
-        """True while a reader from the earliest record has read nothing, so its start may move."""
+        """True if the reader starts at the earliest record, and its start may still move."""
         self._last: LogRecord | None = None
         self._seeks = 0
         self._is_sought = False
@@ -162,7 +162,9 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move the reader to a place. Even a waiting task gets its next record from this place.
+        """Move the reader to a place.
+
+        Even a task that already waits for a record gets it from this place.
 
         A batch that `batches` has already yielded stays valid after a seek. After a seek, `records`
         yields no more records that were read before the seek.
@@ -366,13 +368,13 @@ class LogReader:
             self._note_end(handle)
 
     def _note_end(self, handle: ReaderHandle) -> bool:
-        """Return True if the ledger is CLOSED, and note the end of its range."""
+        """Return True if the ledger is CLOSED; then also note the end of its range."""
         if handle.is_closed:
             self._ranges.note_end(handle.ledger_id, handle.last_entry_id)
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """Return the result of `coroutine`; if a seek comes first, cancel the call; return None."""
+        """Return the result of `coroutine`, or cancel it and return None if a seek comes first."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -436,7 +438,8 @@ class LogReader:
 
     def _skip_truncated(self, error: LogTruncatedError) -> None:
         """Move to the earliest record, or raise `error` if the reader must not skip records."""
-        # A compaction may have copied the record of a target entry to another ledger.
+        # The record of a target entry may still exist: a compaction may have copied it to another
+        # ledger.
         if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):
             raise error
         if self._skips:

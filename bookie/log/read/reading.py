@@ -27,8 +27,8 @@ END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
 """The pause between two reads of the end of a log.
 
-An offset is after the end if `END_LOOKS_MAX` reads all find an end before the offset. After an
-append has returned, readers see its record as confirmed a moment later, even if no other record
+An offset counts as after the end if `END_LOOKS_MAX` reads all find an end before the offset. After
+an append has returned, readers see its record as confirmed a moment later, even if no other record
 follows.
 """
 
@@ -90,7 +90,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset of a place: an end of the log, an offset, an entry or a time.
+        """Return the offset of a place: ``earliest``, ``latest``, an offset, an entry or a time.
 
         ``latest`` is the offset after the last confirmed record.
 
@@ -135,8 +135,8 @@ class LogReading:
         """True if the record before `offset` was surely not confirmed when this call began.
 
         This call first reads the head, which names the ledgers of all records that were confirmed
-        before. The result is False if a bookie has the record, if too few bookies answer, or while
-        the log begins a new ledger.
+        before this call. The result is False if a bookie has the record, if too few bookies answer,
+        or while the log begins a new ledger.
 
         Raises:
             NoSuchLogError: there is no such log.

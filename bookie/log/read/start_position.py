@@ -2,9 +2,9 @@
 
 Each record contains the greatest timestamp of all records up to itself. The metadata of each closed
 range contains the greatest timestamp of all records up to the range's end. These greatest
-timestamps never decrease along the log. So a binary search over chunks, ranges and entries finds
-the first record whose greatest timestamp is t or later. This record is also the first record whose
-own timestamp is t or later.
+timestamps never decrease along the log. So for a time t, a binary search over chunks, ranges and
+entries finds the first record whose greatest timestamp is t or later. This record is also the first
+record whose own timestamp is t or later.
 
 In two cases, the search may find an entry before the wanted record, but never a later entry. First,
 the found entry may be a control record, which also has a timestamp. Second, in a transactional log,
@@ -99,9 +99,10 @@ def checked_end(end: object) -> int | AtEntry | None:
 
 
 def addressed_partition(place: object, partition: int | None) -> int | None:
-    """Return the number of the partition that a caller means; None if the caller names no one.
+    """Return the number of the partition that a caller names; None if no partition is named.
 
-    A `LogPosition` names its partition. All other places need `partition`, which may be None.
+    A `LogPosition` names its partition. For all other places, the result is `partition`, which may
+    be None.
 
     Raises:
         BadRequestError: `place` is a position in another partition than `partition`.
@@ -136,7 +137,8 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
     """Return the offset after the last confirmed entry.
 
     Raises:
-        NoSuchLedgerError: the ledger of an open range does not exist, and the head still names it.
+        NoSuchLedgerError: the ledger of an open range does not exist, although the head still names
+            it.
         NotEnoughBookiesError: too few bookies answered, so the end of an open range is unknown.
         MetadataError: the metadata store failed.
     """
@@ -229,7 +231,7 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 async def _find_time(
     ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 ) -> tuple[int | None, int | None]:
-    """Return (offset, None), or (None, id of a missing ledger).
+    """Return (offset, None); if a ledger is missing, return (None, the id of this ledger).
 
     If the known ranges have changed, return (None, None): the caller must search again.
     """

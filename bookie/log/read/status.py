@@ -16,7 +16,7 @@ from bookie.log.read.ranges import LogRanges
 from bookie.log.read.start_position import find_end
 
 UNPUBLISHED_MAX = 1000
-"""The count at which `unpublished_entries` stops."""
+"""The number of entries at which `unpublished_entries` stops counting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class LogSurvey:
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
-    """Return the mean payload bytes of an entry of each ledger that has a closed range."""
+    """Return, for each ledger that has a closed range, the mean payload bytes of an entry."""
     sizes: dict[int, tuple[int, int]] = {}
     for one in ranges:
         if one.count and one.size_bytes is not None:
@@ -168,7 +168,9 @@ async def await_records(
     password: bytes = b"",
     timeout_seconds: float,
 ) -> bool:
-    """Wait until a partition has a record at or after its offset; return False after the timeout.
+    """Wait until any partition has a record at or after its offset in `offsets`.
+
+    Return False after the timeout.
 
     Raises:
         NoSuchLogError: a log was deleted.

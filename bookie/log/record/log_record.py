@@ -28,8 +28,8 @@ contains all lengths and the sequence number.
 A **late** record has a smaller timestamp than a record before it. Every record contains the
 greatest timestamp so far, so a reader finds a time by binary search. A **control record** is for
 the next writer of the partition; readers skip it (:mod:`bookie.log.record.producers`). While a
-writer knows producers, each of its ledgers has a control record, and the records after the control
-record have flag 16.
+writer remembers idempotent producers, each of its ledgers has a control record, and the records
+after the control record have flag 16.
 """
 
 from __future__ import annotations
@@ -59,15 +59,20 @@ _FLAGS = HAS_KEY | _HAS_PRODUCER | IS_LATE | _IS_CONTROL | FOLLOWS_CONTROL
 _TIME = struct.Struct("<q")
 _TIME_AT = 8
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
-"""The headers of a record that has no headers."""
+"""The empty mapping that is used for a record without headers."""
 
 
 class Producer(NamedTuple):
-    """A producer's id and number for a record. A record that is sent again has the same number."""
+    """The id of a producer, and the number that this producer gave to a record.
+
+    A record that is sent again has the same number.
+    """
 
     producer_id: str
     sequence: int
-    """The producer's number for the record. The numbers of a producer rise and are never negative.
+    """The number that the producer gave to the record.
+
+    The numbers of a producer rise and are never negative.
     """
 
 
@@ -110,8 +115,8 @@ def encode_log_record(
 ) -> bytes:
     """Encode `record` as bytes, without its position.
 
-    `greatest_ms` is the greatest timestamp so far. If `greatest_ms` is None or smaller than the
-    record's own timestamp, the record's own timestamp is used.
+    `greatest_ms` is the greatest timestamp of the records before this one. If `greatest_ms` is None
+    or smaller than the record's own timestamp, the record's own timestamp is used.
 
     Raises:
         BadRequestError: a part of the record does not fit its field, or is of another type.
@@ -223,7 +228,7 @@ def decode_log_record(
     offset: int = -1,
     partition: int = 0,
 ) -> LogRecord:
-    """Return the record in `data`, an entry's payload; the other arguments are its position.
+    """Return the record in `data`, an entry's payload; the other arguments are the position.
 
     Raises:
         FormatError: `data` is not a log record, is damaged, or has a newer version.

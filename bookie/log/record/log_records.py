@@ -45,12 +45,18 @@ LATE_SIZE_BYTES = 8
 
 
 class RecordStarts(NamedTuple):
-    """The encoded bytes of records up to their keys. The caller adds keys, headers and values."""
+    """The encoded bytes that come before the keys of several records.
+
+    The caller adds keys, headers and values.
+    """
 
     fixed: bytes
     """The fixed parts of all records, `FIXED_SIZE_BYTES` for each record."""
     late: bytes
-    """`LATE_SIZE_BYTES` for each record. Only late records contain this part."""
+    """The greatest timestamps, `LATE_SIZE_BYTES` for each record.
+
+    Only late records contain this part.
+    """
     is_late: NDArray[np.bool_]
     greatest_ms: int
     """The greatest timestamp up to the last record."""
@@ -63,11 +69,12 @@ def record_starts(
     key_lengths: NDArray[np.int64],
     header_counts: NDArray[np.int64],
 ) -> RecordStarts:
-    """Encode the bytes up to the keys of records without a producer.
+    """Encode the bytes that come before the keys of records; no record has a producer.
 
-    `greatest_ms` is the greatest timestamp before these records. Each array has one element for
-    each record, and must not be empty. A record without a key has the key length 0. The caller must
-    ensure that each number of headers fits into 16 bits, and each key length into 32 bits.
+    `greatest_ms` is the greatest timestamp of all records before these records. Each array has one
+    element for each record, and must not be empty. A record without a key has the key length 0. The
+    caller must ensure that each number of headers fits into 16 bits, and each key length into 32
+    bits.
     """
     greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
     is_late = greatest > timestamps_ms
@@ -110,7 +117,8 @@ def record_columns(
     """
     if not len(starts) or int((ends - starts).min()) < FIXED_SIZE_BYTES:
         return None
-    # The array has overlapping rows, one row for each byte. Indexing copies the rows at `starts`.
+    # The array has overlapping rows: one row begins at each byte of `data`. Indexing copies the
+    # rows at `starts`.
     row = np.dtype((np.void, FIXED_SIZE_BYTES))
     count = len(data) - FIXED_SIZE_BYTES + 1
     fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
@@ -218,7 +226,8 @@ class PlainRecords(Sequence[LogRecord]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
-        # `bookie.sync` compares each batch with an empty batch, which must make no `LogRecord`.
+        # `bookie.sync` compares each batch with an empty batch. This comparison must make no
+        # `LogRecord`.
         return len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # like a list

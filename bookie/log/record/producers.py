@@ -13,10 +13,10 @@ version 1::
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 
 A run is `length` consecutive sequence numbers in consecutive entries. The runs of a producer are in
-ascending order. The `name` of a run is an index into ``names``. Names are ordered by the last
-append of the producer, oldest first.
+ascending order. The `name` of a run is an index into ``names``. The names are ordered by the time
+of the last append of each producer, oldest first.
 
-Source: the idempotent producers of Apache Kafka, except that numbers may leave gaps.
+Source: the idempotent producers of Apache Kafka; but here, a producer's numbers may have gaps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bookie.log.record.log_record import LogPosition, Producer
 from bookie.metadata import json_record
 
 WINDOW_SEQUENCES = 1000
-"""The number of a producer's last sequence numbers among which a duplicate is recognised."""
+"""The number of last sequence numbers that a writer keeps of each producer, to find duplicates."""
 
 PRODUCERS_MAX = 10_000
 RUNS_MAX = 40_000
-"""With more producers or runs, the writer forgets the producers whose last append is oldest."""
+"""Beyond these two limits, the writer forgets the producers whose last append is oldest."""
 
 _FORMAT = "bookie-producers"
 _VERSION = 1
@@ -122,7 +122,9 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """Note the positions of `length` records. `producer` and `at` belong to the first record.
+        """Remember the positions of `length` records.
+
+        `producer` and `at` belong to the first record.
 
         The numbers must be greater than all known numbers of the producer.
         """

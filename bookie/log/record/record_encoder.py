@@ -21,7 +21,10 @@ The next owner reads back at most this number of entries.
 """
 
 _SHARED_FROM = 64
-"""With fewer records, each record gets its own prefix; measurements show no loss of speed."""
+"""The fewest records that share one prefix.
+
+Measurements show that a prefix for each of fewer records is as fast.
+"""
 
 DRIFT_SECONDS_MAX = 60.0
 """The tolerated drift of the wall clock from the monotonic clock since the last comparison."""
@@ -55,7 +58,7 @@ class LatestTime:
         self.compared()
 
     def compared(self) -> None:
-        """Note that the wall clock has just been compared with the clocks of bookies."""
+        """Remember that the wall clock has just been compared with the clocks of bookies."""
         self.is_in_doubt = False
         if self._ahead_seconds:
             self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
@@ -116,7 +119,8 @@ class RecordEncoder:
         Raises:
             BadRequestError: a record does not fit into an entry, a field is of the wrong type, or a
                 timestamp is too far ahead.
-            ClockError: the wall clock must be compared first (`LatestTime.require`).
+            ClockError: the wall clock must first be compared with bookies' clocks
+                (`LatestTime.require`).
         """
         if producer is not None or list(map(type, records)).count(bytes) != len(records):
             return self._encode_each([as_record(one) for one in records], producer)
@@ -163,7 +167,7 @@ class RecordEncoder:
     # -- snapshots of producers --------------------------------------------------------------------
 
     def begin_ledger(self) -> None:
-        """Note that the next records go to a new ledger, so a new snapshot is due.
+        """Remember that the next records go to a new ledger, so a new snapshot is due.
 
         The creator of the ledger must have compared the wall clock with bookies' clocks.
         """

@@ -87,7 +87,7 @@ async def _named(
 ) -> AsyncGenerator[set[int], None]:
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await client.logs.read_chunk(partition, number)
-        # A missing chunk was deleted by an interrupted removal, after the ledgers of the chunk.
+        # If a chunk is missing, an interrupted removal has deleted it, after the chunk's ledgers.
         if chunk is not None:
             yield {one.ledger_id for one in chunk.ranges}
     yield {one.ledger_id for one in head.ranges}

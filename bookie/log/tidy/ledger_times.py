@@ -4,8 +4,8 @@ A record is appended after its ledger was created, and before the next ledger of
 added. So the creation time of the record's ledger is a lower bound of the record's time. The
 creation time of the next ledger is an upper bound of the record's time.
 
-A wrong lower bound only keeps records for longer, so every creation time may be a lower bound. A
-wrong upper bound would delete records too early, so only a tagged creation time may be an upper
+A wrong lower bound only keeps records for longer, so every creation time serves as a lower bound. A
+wrong upper bound would delete records too early, so only a tagged creation time serves as an upper
 bound. A tag shows that the creator of the ledger compared its clock with clocks of bookies
 (:mod:`bookie.log.clock_check`). A ledger made by a compaction has the latest tag of the ledgers
 that the compaction copied.
@@ -69,8 +69,8 @@ class LedgerTimes:
     async def end_ms(self, one: LogRange, after: Sequence[LogRange], keep_from_ms: int) -> int:
         """Return the end time of the closed range `one`, corrected by creation times of ledgers.
 
-        Only creation times that may move the end time past `keep_from_ms` are read. `after` has
-        later ranges of the partition, in order. Raises the errors of `created`.
+        The call reads only those creation times that may move the end time past `keep_from_ms`.
+        `after` has later ranges of the partition, in order. Raises the errors of `created`.
         """
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"

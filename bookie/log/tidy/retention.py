@@ -32,7 +32,7 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 AHEAD_MS_MAX = 24 * 3600 * 1000
-"""The most ms by which a record counts as newer than the creation of the next ledger."""
+"""The most ms after the next ledger's creation that retention accepts as a record's time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ crashed or there is no owner applies the retention
 
 A sweep deletes a ledger that no range names only if the ledger is older than `older_than_seconds`,
 by default a day. A publisher begins no range in a ledger that is older than half a day, and should
-publish a range within half a day. The age of a ledger follows from the clock of its creator and the
-clock of the sweep. The creator and the sweep compared their clocks with bookies' clocks
+publish a range within half a day. The age of a ledger is computed from the clock of its creator and
+the clock of the sweep. The creator and the sweep compared their clocks with bookies' clocks
 (`clock_check`).
 
 Safety does not depend on clocks. If the ledger of a range was deleted, the publication of the range
@@ -87,7 +87,7 @@ class _Sweep:
         self._client = client
         self._older_than_ms = int(1000 * older_than_seconds)
         self._before_ms = 0
-        """Ledgers that were created after this time stay; in ms since 1970."""
+        """The time in ms since 1970; all ledgers that were created later stay."""
         self._dry_run = dry_run
         self.done = LogSweep()
 
@@ -138,7 +138,7 @@ class _Sweep:
     async def _visit_partition(self, partition: LogPartition, definition: LogDefinition) -> None:
         client = self._client
         head = (await client.logs.read_latest_head(partition, definition.log_id)).value
-        # A chunk with a smaller number than the first chunk never comes back.
+        # The head never again names a chunk whose number is smaller than its first chunk.
         numbers = await client.logs.chunk_numbers(partition)
         left = [number for number in numbers if number < head.first_chunk]
         if left:
@@ -153,7 +153,7 @@ class _Sweep:
             self.done.truncated[partition] = start
 
     async def _candidates(self) -> dict[_Tags, list[int]]:
-        """Return the ledgers of logs that are old enough to be deleted, by their tags."""
+        """Return the logs' ledgers that are old enough to be deleted, grouped by their tags."""
         candidates: dict[_Tags, list[int]] = {}
         ledgers = self._client.ledgers.ledgers
         async for found in ledgers.list_readable(lambda _: None):
@@ -170,7 +170,7 @@ class _Sweep:
         await client.store.sync()
         found = await client.logs.find(partition.name)
         if found is None or found.value.log_id != tags.log_id:
-            # Ids of logs are random, so the log never comes back.
+            # Ids of logs are random, so no later log has this id.
             await self._delete(ledger_ids)
         elif found.value.is_deleted or partition.number >= found.value.partitions:
             return

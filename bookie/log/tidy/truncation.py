@@ -82,7 +82,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed; the partition may have been truncated.
         FormatError: the chain or a cursor cannot be read. If only a later chunk cannot be read, the
-            partition may be truncated without the deletion of its ledgers.
+            head may be truncated although the ledgers of the removed ranges remain.
         NotEnoughBookiesError: too few bookies told their time; nothing was truncated.
     """
     definition = await client.definition(partition.name)

@@ -5,7 +5,8 @@ and the publication may even take effect after their callers have stopped waitin
 that no head names a deleted ledger:
 
 1. The transaction that deletes a ledger also writes the unchanged head, which gets a new version.
-   The transaction fails if the head has changed since the search for ranges that name the ledger.
+   The transaction fails if the head has changed since the process looked for ranges that name the
+   ledger.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
 So a publication that read the head before the deletion fails, because the head has a new version. A
@@ -36,7 +37,7 @@ DELETIONS_AT_ONCE = 40
 """The most ledgers that one transaction deletes; each deletion takes two operations."""
 
 READS_AT_ONCE = 64
-"""The most reads of metadata that are under way at once."""
+"""The most reads of the metadata store that run at the same time."""
 
 
 async def delete_unnamed(

@@ -23,7 +23,7 @@ Records = Sequence[Payload | NewRecord]
 
 
 class IdempotentAppends:
-    """Appends records of idempotent producers, who number their records, to one partition."""
+    """Appends records to one partition for idempotent producers, which number their records."""
 
     def __init__(
         self, writer: PartitionWriter, windows: ProducerWindows, pool: BookiePool, partition: int
@@ -61,9 +61,9 @@ class IdempotentAppends:
         return LogPositions(runs)
 
     def _known(self, producer: Producer, count: int) -> list[LogPosition]:
-        """Return the positions of those of `count` records that were appended before.
+        """Return the positions of those records, out of `count`, that were appended before.
 
-        The appends under way may still move to other positions.
+        Appends that are under way may still move to another ledger, and so to other positions.
         """
         producer_id, first = producer
         known: list[LogPosition] = []
@@ -89,7 +89,8 @@ class IdempotentAppends:
             await asyncio.wait(before)
         if self._writer.error is not None:
             raise fresh(self._writer.error)
-        # Meanwhile an append may have moved, and the windows may have forgotten its producer.
+        # Meanwhile, an append may have moved to another ledger, and `_windows` may have forgotten
+        # the producer of this append.
         moved: dict[int, LogPosition] = {}
         for appended in before.values():
             first = appended.producer

@@ -76,7 +76,7 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""The pause before a new ledger, if bookies answer but the last ledger confirmed no entry."""
+"""The pause before a new ledger if bookies answer, but the last ledger confirmed no entry."""
 
 HOUSEKEEPING_SECONDS = 60.0
 """Seconds between two applications of the retention. Each roll also applies the retention."""
@@ -124,7 +124,7 @@ class PartitionWriter:
         )
         self._wake = asyncio.Event()
         self._mended: asyncio.Future[None] | None = None
-        """Created when the writer of `_segment` has ended; resolved when a new ledger is in use."""
+        """A future, made when the writer of `_segment` has ended, and resolved by a new ledger."""
         self._created: WriterHandle | None = None
         """The writer of a new ledger, until the head certainly names this ledger."""
         self._retired: Segment | None = None
@@ -208,7 +208,7 @@ class PartitionWriter:
         await waiter
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledger, and remove the owner from the head.
+        """Wait for pending appends, close the ledger, and remove the owner from the head.
 
         If the writer has already ended, nothing is done.
 
@@ -311,7 +311,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
-            # `_mend` will append the entries to a new ledger. Repeated records wait for this, too.
+            # `_mend` appends the entries to a new ledger. Repetitions of these records wait.
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
@@ -480,8 +480,8 @@ class PartitionWriter:
             self._created = await self._create()
         created = self._created
         try:
-            # A sweep deletes a ledger that no head has named for a day, and rewrites the head in
-            # the same step.
+            # A sweep may delete a ledger that no head has named for a day. It rewrites the head in
+            # the same step, so after such a change `check` reads the ledger.
             await self._keeper.change(
                 adding(created.ledger_id),
                 check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),
@@ -497,8 +497,8 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
-        # A deletion of the log closes the ledgers that the head names. So a writer must not add new
-        # ledgers to a deleted log.
+        # The deletion of a log closes only ledgers that the head already names. So a writer must
+        # not add a new ledger to a deleted log.
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
@@ -589,7 +589,7 @@ class PartitionWriter:
         try:
             return await segment.writer.close()
         except (LedgerFencedError, LedgerClosedError):
-            # Another owner writes the head before fencing.
+            # A new owner writes the head before it fences a ledger. `refresh` finds such an owner.
             await self._keeper.refresh()
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
@@ -602,7 +602,8 @@ class PartitionWriter:
             LogTakenOverError: another process owns the partition.
         """
         since = self._loop.time() if self._silent_since is None else self._silent_since
-        # The errors of an ended writer are never `retryable`, so only their classes are compared.
+        # Errors of an ended writer are never `retryable`, so `retried` lists classes of errors
+        # instead.
         return await patiently(
             attempt,
             deadline=since + self._options.patience_seconds,

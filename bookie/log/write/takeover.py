@@ -73,7 +73,8 @@ async def take_over(
     bookies have answered.
 
     Raises:
-        LogTakenOverError: each attempt within `patience_seconds` lost to another process.
+        LogTakenOverError: in each attempt within `patience_seconds`, another process became the
+            owner.
         UnauthorizedError: the password is wrong; the present owner continues.
         NoSuchLogError: the log was deleted.
         NoSuchLedgerError: one of the partition's last ledgers does not exist.
@@ -120,8 +121,8 @@ class _Takeover:
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
         await self._check_records(found.value)
-        # The takeover ends the present owner only if enough bookies answer for a new ledger and for
-        # the last ledger.
+        # The takeover ends the present owner only if enough bookies answer to create a new ledger
+        # and to recover the open ledgers.
         writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
         keeper: HeadKeeper | None = None
         try:
@@ -133,7 +134,7 @@ class _Takeover:
             await discard(self._client, writer, keeper)
             raise
         except BaseException:
-            writer.abandon()  # the head may name the new ledger
+            writer.abandon()  # do not delete the ledger: the head may name it
             raise
         _log.info(
             "log_opened",
@@ -178,8 +179,8 @@ class _Takeover:
         add, close = adding(writer.ledger_id), closing(ends)
         head = await keeper.change(
             lambda head: add(close(head)),
-            # A sweep deletes a ledger that no head has named for a day, and rewrites the head in
-            # the same step.
+            # A sweep may delete a ledger that no head has named for a day. It rewrites the head in
+            # the same step, so after such a change `check` reads the ledger.
             check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),
         )
         await remove_empty(self._client, ends)
@@ -190,7 +191,7 @@ class _Takeover:
         logs, partition = self._client.logs, self._partition
         clock = self._client.clock
         name = self._options.name or self._client.identity
-        # If the reply is lost, the claim in the head shows that this process wrote the head.
+        # If the reply is lost, the owner's random `claim` in the head shows who wrote the head.
         owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
         # A deleted log of this name may have had epochs. Each epoch began with a write, so no epoch
         # exceeds the revision of the write that created the new log.
@@ -232,7 +233,7 @@ class _Takeover:
         return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
 
     async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
-        """Read the known producers in the newest ledger that has an entry."""
+        """Read the known producers from the newest ledger that has an entry."""
         newest = None
         base = head.open_ranges[0].base_offset or 0 if ends else 0
         for end in ends:

@@ -58,13 +58,13 @@ class Unconfirmed:
         """
         self.size_bytes = entries.total_bytes
         self.entries = entries
-        """The records that are not in a closed ledger."""
+        """The remaining records: no closed ledger contains them."""
         self.segment = segment
         self.first_entry_id = 0
         self.future: asyncio.Future[range]
         self.producer = producer
         self.runs: list[PositionRun] = []
-        """The positions of the records before `entries`, which are in closed ledgers."""
+        """The positions of those first records that closed ledgers already contain."""
         self.outcome: LogPositions | BookieError | None = None
         """The outcome of an idempotent producer's append; None until the outcome is known."""
 

@@ -103,10 +103,10 @@ class LogWriter:
                 partition.
             headers: names and values.
             timestamp: a time with a zone, or ms since 1970; now if None.
-            producer: a producer's id, and this record's number. The number is greater than the
-                numbers of the producer's earlier records in the partition. If the record was
-                appended before, the position of the first append is returned. In a log of several
-                partitions, `producer` needs `key` or `partition`.
+            producer: a producer's id, and this record's number. The number of a new record must be
+                greater than the numbers of the producer's earlier records in the partition. If the
+                record was appended before, the position of the first append is returned. In a log
+                of several partitions, `producer` needs `key` or `partition`.
             partition: append to this partition. None chooses the key's partition or, without a
                 key, the partitions in turn.
 
@@ -191,7 +191,7 @@ class LogWriter:
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledgers, and release the log.
+        """Wait for pending appends, close the ledgers, and release the log.
 
         A second call is no error. Partitions whose writer has already ended are skipped.
 
@@ -209,7 +209,8 @@ class LogWriter:
         try:
             await self.close()
         except BookieError:
-            # The error of the block is more useful, and a writer logs its own end.
+            # If the `async with` block failed, its error is more useful than the writer's; a writer
+            # also logs its own end.
             if exc is None:
                 raise
 

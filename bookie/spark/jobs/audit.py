@@ -25,12 +25,13 @@ VERDICTS = "verdicts"
 """The name of the verdicts' directory, below the report's directory."""
 
 DAMAGED_ROWS_SHOWN = 50
-"""The most verdicts other than ``ok`` on the page; the Parquet files have all verdicts."""
+"""The largest number of verdicts other than ``ok`` that the report's page shows; the Parquet files
+contain all verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCount:
-    """The number of ledgers, copies of entries, and bytes on one bookie with the same verdict."""
+    """For one bookie and one verdict: the numbers of ledgers, copies of entries, and bytes."""
 
     bookie: str
     verdict: str
@@ -41,7 +42,7 @@ class VerdictCount:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCopy:
-    """The copies of a ledger's entries on one bookie with the same verdict, which is not ``ok``."""
+    """One ledger's copies of entries on one bookie with the same verdict, which is not ``ok``."""
 
     ledger_id: int
     bookie: str

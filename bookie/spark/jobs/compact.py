@@ -89,7 +89,7 @@ _Work = tuple[LogPartition, Sequence[CompactionGroup]]
 
 
 def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
-    """Divide the partitions into rounds, each but the last with at least `groups_min` groups."""
+    """Divide the partitions into rounds; only the last may have fewer than `groups_min` groups."""
     some: list[_Work] = []
     for one in work:
         some.append(one)

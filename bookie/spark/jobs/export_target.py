@@ -1,6 +1,6 @@
 """Checks that the target directory of an export belongs to the export's log and checkpoint.
 
-A batch replaces the directory ``batch=N`` with its own number. So a second export to the same
+The batch with the number N replaces the directory ``batch=N``. So a second export to the same
 target, with another log or checkpoint, would replace batches of the first export. If an export used
 its old checkpoint with another target, the new target would lack the records that were exported
 before. Marks show if a target and a checkpoint belong together.
@@ -90,7 +90,7 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 
 
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
-    """True if each batch of a target has only records that the checkpoint names for the batch.
+    """True if the checkpoint's offsets of each batch cover all records in the target's batch.
 
     Spark removes the offsets of old batches from a checkpoint, so these batches are not checked.
     The result is False if no batch can be checked.
@@ -101,7 +101,7 @@ def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -
         if one.log != log or one.batch > max(progress.offsets, default=-1):
             return False
         if one.batch not in progress.offsets:
-            continue  # Spark has forgotten the offsets of this batch
+            continue  # Spark has removed the offsets of this batch
         if end is None or one.last >= end or one.first < (begin or 0):
             return False
         known += 1
@@ -156,7 +156,7 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse an unmarked target, unless the runs of the used checkpoint wrote it.
+    """Refuse an unmarked target, unless earlier runs with this checkpoint wrote the target.
 
     If the checkpoint has a mark, every unmarked target is refused.
     """

@@ -38,7 +38,7 @@ from bookie.spark.jobs.reasons import (
 )
 
 ROW = "row"
-"""The kind of bad rows whose content does not fit, such as no JSON object, or text for a number."""
+"""The kind of bad rows whose content does not fit, for example text in a column of numbers."""
 
 _PATH = "_metadata.file_path"
 
@@ -148,7 +148,7 @@ def _partition_columns(
 
 
 def header_problem(names: Sequence[str], partitions: Sequence[str], plan: IngestPlan) -> str | None:
-    """Return the reason why a file with these columns is refused; None if not."""
+    """Return the reason why a file with these columns is refused; None if the file is accepted."""
     folded = [name.lower() for name in (*names, *partitions)]
     for name in names:
         if not name:
@@ -193,7 +193,7 @@ def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():
         return [[path] for path in paths]
     separator = {"lineSep": options["lineSep"]} if "lineSep" in options else {}
-    is_line = F.col("value").rlike(_NOT_BLANK)  # Spark's CSV parser skips other lines, too
+    is_line = F.col("value").rlike(_NOT_BLANK)  # Spark's CSV parser also skips blank lines
     if comment := options.get("comment"):
         is_line &= ~F.col("value").startswith(comment)
     lines = source.spark.read.options(**separator).option("__globPaths__", "false")
@@ -209,8 +209,8 @@ def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
     first_lines = {unquote(row["file"]): row["first"] for row in firsts}
     groups: dict[str, list[str]] = {}
     for path in paths:
-        # An empty file has no line. Such a file, or a path in an unexpected spelling, is a group of
-        # its own.
+        # An empty file has no first line, so it is a group of its own. A path that Spark spells in
+        # an unexpected way is a group of its own, too.
         groups.setdefault(first_lines.get(path, f"\n{path}"), []).append(path)
     return list(groups.values())
 
@@ -245,7 +245,7 @@ def _csv_reader(source: _Source) -> DataFrameReader:
 
 
 def _refused_csv(source: _Source, paths: Sequence[str], problem: str) -> DataFrame:
-    """Return the rows of files with a wrong header as bad rows, each with its text in the file."""
+    """Return the rows of files with a wrong header as bad rows, each with its original text."""
     # A row of several columns does not fit into one column, so Spark reports the row as corrupt.
     fields = [StructField("__bookie_only", StringType()), StructField(CORRUPT, StringType())]
     frame = _csv_reader(source).schema(source.schema(fields)).csv(list(paths))
@@ -387,7 +387,7 @@ def _elements(frame: DataFrame) -> DataFrame:
 
 
 def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
-    """Return the JSON text of an object, with the columns in its path before its own fields."""
+    """Return the JSON text of an object: columns from the file's path, then the object's fields."""
     added = _object({name: quoted(name) for name in partitions})
     comma = F.when(F.size(keys) > 0, F.lit(",")).otherwise(F.lit(""))
     rest = F.substr(F.ltrim("value"), F.lit(2))

@@ -17,7 +17,7 @@ FILE_FORMATS = ("text", "json", "csv", "parquet", "binaryFile")
 HEADER_CHECKS = (*ON_BAD, "any")
 
 HEADER = "header"
-"""The kind of bad rows whose file, or JSON object, has wrong columns."""
+"""The kind of bad rows that come from a file, or a JSON object, with wrong columns."""
 
 BATCH_BYTES = 1 << 30
 """The bytes that a batch reads by default; a larger file is a batch of its own."""
@@ -114,7 +114,8 @@ class IngestPlan:
     def finding(self) -> dict[str, str]:
         """Return the options for Spark's stream that finds new files."""
         given = self._given(_FINDING)
-        # By default Spark silently takes no file that is a week older than the newest file.
+        # By default, Spark silently ignores files that are more than a week older than the newest
+        # file.
         found = {"maxFileAge": "36500d"}
         if "maxFilesPerTrigger" not in given:
             found["maxBytesPerTrigger"] = str(self.max_bytes or BATCH_BYTES)
@@ -124,7 +125,7 @@ class IngestPlan:
         return self._given(_READING[self.file_format])
 
     def _given(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the user's options whose names are in `names`, with the spelling in `names`."""
+        """Return the user's options whose names are in `names`, spelled as in `names`."""
         known = {name.lower(): name for name in names}
         return {
             known[name.lower()]: value

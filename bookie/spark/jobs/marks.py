@@ -31,7 +31,7 @@ MARK = "_bookie"
 """The name of the mark's directory, below the directory that is marked."""
 
 NEXT = f"{MARK}.next"
-"""The name of the directory with the mark that replaces, or has replaced, the first mark."""
+"""The name of the directory to which a replacing mark is written first, before `MARK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Progress:
     query_id: str | None
     """The id of the query; None before its first start."""
     offsets: Mapping[int, Any]
-    """The offset of the only source at each batch's end, by batch; Spark forgets old batches."""
+    """By batch, the offset of the query's only source at the batch's end; Spark drops old ones."""
     last_commit: int
     """The number of the last finished batch; -1 if no batch was finished."""
 
@@ -95,7 +95,8 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
     """
     text = json.dumps(asdict(mark))
     try:
-        # Without `MARK`, an earlier job was killed here, and `NEXT` is the only mark.
+        # If `MARK` is missing, an earlier job was killed at this point, and `NEXT` is the only
+        # mark.
         if replaces and files.texts(f"{directory}/{MARK}"):
             files.write(f"{directory}/{NEXT}", text, replaces=True)
         files.write(f"{directory}/{MARK}", text, replaces=replaces)
@@ -133,8 +134,8 @@ def claim_checkpoint(
         mark: the mark of the job; its id is used only if the checkpoint has no mark.
         is_proven: True if the checkpoint belongs to this job even if it has no mark. Older versions
             wrote no marks.
-        takes_over: also accept a checkpoint without mark and proof, or of a log that was deleted
-            and created again.
+        takes_over: True also accepts a checkpoint without mark and proof, or a checkpoint of a log
+            that was deleted and created again.
 
     Raises:
         BadRequestError: the checkpoint belongs to another job or to a deleted log, or there is no
@@ -203,7 +204,7 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the offset in a file of Spark's offsets; None if there is not exactly one.
+    """Return the offset in a file of Spark's offsets; None if the file has no offset or several.
 
     A file for one source has three lines: a version, data about the batch, and the offset as JSON.
     """

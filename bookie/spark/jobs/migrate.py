@@ -64,11 +64,11 @@ class MigratePlan:
     topics: str
     """The names of the topics, with commas between them."""
     keeps_partitions: bool = False
-    """True if each record keeps the number of its partition; the log must have this partition."""
+    """True if each record keeps its Kafka partition's number; the log must have that partition."""
     tombstones: str = "fail"
     """One of `TOMBSTONES`: the treatment of records whose value is null."""
     times_ahead: str = "fail"
-    """One of `ON_BAD`: the treatment of records with a later time than the log allows."""
+    """One of `ON_BAD`: the treatment of records whose time is later than the log allows."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of Spark's source for Kafka, such as ``kafka.security.protocol``."""
 
@@ -215,7 +215,7 @@ def _ahead_verdict(latest_ms: Column) -> Column:
 
 
 def distinct_headers(headers: Column) -> Column:
-    """Return the headers with nulls replaced by empty values, and with numbers in repeated names.
+    """Return the headers: null values become empty values, and repeated names get a number.
 
     A second header ``NAME`` becomes ``NAME#2``, and so on. If a header is already called
     ``NAME#2``, two names are equal, and the record is bad.

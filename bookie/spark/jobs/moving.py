@@ -10,8 +10,8 @@ does these steps in order:
 3. Publish the good rows under the query's id and the batch's number. The log drops a second
    publication with the same id and number.
 4. Write the numbers of good, bad and skipped rows to a small file in the directory
-   ``CHECKPOINT/moved/batch=N``. With Spark's own reader and writer of JSON, each run would need
-   three more Spark jobs.
+   ``CHECKPOINT/moved/batch=N``. If Spark's own reader and writer of JSON handled these files, each
+   run would need three more Spark jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from bookie.spark.jobs.small_files import small_files
 from bookie.spark.sink_task import find_log
 
 TASKS_MAX = 32
-"""The most tasks that write a batch. A task makes one range in each partition it writes to."""
+"""The largest number of tasks that write a batch. Each task makes one range in each partition to
+which it writes."""
 
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
@@ -71,7 +72,7 @@ class MoveTarget:
     too_large: str = "fail"
     """One of `ON_BAD`: the treatment of rows that are too large for a record."""
     takes_over: bool = False
-    """True to accept a checkpoint without a mark, or of a log that was deleted and made again."""
+    """True to accept a checkpoint that has no mark, or whose log was deleted and made again."""
 
     @property
     def aside(self) -> str:
@@ -99,7 +100,7 @@ class Moved:
     rows: int
     quarantined: int = 0
     skipped: int = 0
-    """The number of rows that were neither published nor put into quarantine, as the plan says."""
+    """The number of rows that, by the plan, were neither published nor put into quarantine."""
     quarantine: str = ""
     """The quarantine directory."""
 
@@ -157,12 +158,13 @@ def judged(
 
 
 def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
-    """Return a reason if a row is larger than a record may be; null if the row is small enough.
+    """Return a reason if a row is too large for a record; null if the row is small enough.
 
     Args:
         row: the columns of the sink.
         size_bytes_max: the largest size of a record.
-        may_be_late: True if the rows have timestamps, so a record may need `LATE_BYTES` more bytes.
+        may_be_late: True if the rows have timestamps; a record then needs up to `LATE_BYTES` more
+            bytes.
     """
     fixed = PLAIN_HEADER_BYTES + (LATE_BYTES if may_be_late else 0)
     size = F.lit(fixed) + F.coalesce(F.length(row["value"]), F.lit(0))

@@ -33,7 +33,7 @@ LOG = "prepare"
 def prepare(metadata: str, scratch: Path) -> Path:
     """Write the class archive of this installation of Spark, or replace it; return its path.
 
-    Jobs that run at the same time continue to use the old archive.
+    Jobs that run during this call continue to use the old archive.
 
     Args:
         metadata: the URI of an empty cluster.

@@ -21,7 +21,7 @@ CORRUPT = "_corrupt_record"
 """The column that Spark's parsers fill if a text does not fit the schema."""
 
 _SHOWN = 60
-"""The most letters of a text that a reason shows."""
+"""The largest number of letters that a reason quotes from a text."""
 
 _OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
 
@@ -34,7 +34,7 @@ def ddl(fields: Sequence[StructField]) -> str:
 
 
 def require_flat(schema: StructType) -> None:
-    """Check that CSV can have the columns of a schema.
+    """Check that a CSV file can hold each column of a schema.
 
     Raises:
         BadRequestError: a column is a structure, a map or an array.

@@ -2,8 +2,8 @@
 
 Each task repairs some ledgers, one after the other. While a task repairs a ledger, the task holds
 the ledger's lock, which all repair workers of the cluster respect. A task skips copies that were
-repaired after the audit. So an interrupted run may be repeated, and two concurrent runs do no harm.
-Lost bookies are not replaced, because that would change ensembles.
+repaired after the audit. So an interrupted run can safely be repeated, and two concurrent runs do
+no harm. Lost bookies are not replaced, because that would change ensembles.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """Return the text of a file, or of each file in a directory, by name; {} if no file."""
+        """Return the text of a file, or of each file in a directory, by file name; {} if none."""
 
     def texts_of(self, directories: Sequence[str]) -> list[str]:
         """Return the texts of all files in these directories; each directory must have a file."""
@@ -39,8 +39,8 @@ class SmallFiles(ABC):
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
         """Create the directory `path` with one file, which contains the line `text`.
 
-        With `replaces`, the directory may be missing after a crash, because Hadoop's file systems
-        have no common way to replace a directory. If the old text is needed then, write the new
+        With `replaces`, a crash can leave no directory at all, because Hadoop's file systems have
+        no common way to replace a directory. If a text must survive such a crash, write the new
         text to a second directory first.
 
         Raises:
@@ -126,7 +126,8 @@ class _HadoopFiles(SmallFiles):
         files, directory = self._at(path)
         if files.exists(directory) and not replaces:
             raise FileExistsError(path)
-        # The directory is renamed, so a crash during the write leaves no file with half a text.
+        # Write to a temporary directory and rename it, so that a crash during the write leaves no
+        # file with half a text.
         _, beside = self._at(f"{path}.{uuid.uuid4()}")
         stream = files.create(self._in(beside, "part-0.txt"), False)
         try:
@@ -138,7 +139,8 @@ class _HadoopFiles(SmallFiles):
         is_renamed = files.rename(beside, directory)
         if not is_renamed and not files.exists(directory):
             raise OSError(f"{beside.toString()} cannot be renamed to {path}")
-        # If another process has just created `path`, many file systems move a directory into it.
+        # If another process has just created `path`, many file systems move the renamed directory
+        # into `path`.
         inside = self._in(directory, beside.getName())
         if not is_renamed or files.exists(inside):
             files.delete(inside if is_renamed else beside, True)

@@ -128,7 +128,7 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
 
 
 def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
-    """Return the share of each bookie that is registered, or that a ledger's metadata names."""
+    """Return the copies and bytes of each bookie that is registered or named by a ledger."""
     stored = (
         _table(spark, metadata, "replicas")
         .groupBy("bookie")

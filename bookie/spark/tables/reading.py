@@ -20,10 +20,11 @@ from bookie.spark.tables.options import TableOptions
 from bookie.spark.tables.rows import Row
 
 ROWS_OF_A_PARTITION = 20_000
-"""The number of rows that one task converts to Arrow; a task's start takes about as long."""
+"""The number of rows that one task converts to Arrow; the conversion takes about as long as the
+start of a task."""
 
 ITEMS_AT_ONCE = 512
-"""The most items of an audit whose verdicts are sent in one batch."""
+"""The largest number of audit items whose verdicts are sent to Spark in one batch."""
 
 
 @dataclass

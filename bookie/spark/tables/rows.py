@@ -53,7 +53,7 @@ def unreadable_row(ledger_id: int) -> Row:
 
 
 def log_of(metadata: LedgerMetadata) -> str | None:
-    """Return the name of the log to which a ledger belongs; None if the ledger is of no log."""
+    """Return the name of the log to which a ledger belongs; None if it belongs to none."""
     tag = metadata.custom_metadata.get(LOG_TAG)
     if tag is None:
         return None
