@@ -25,7 +25,8 @@ class BookieAbsence:
     """Measures how long each bookie is away, with the clock of one auditor.
 
     A new auditor begins without knowledge of absences. So a change of auditor can only delay a
-    verdict. Of the time between two calls of `look`, at most `unseen_seconds_max` seconds count.
+    verdict. If more than `unseen_seconds_max` seconds pass between two calls of `look`, only so
+    many seconds count as absence.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:
@@ -33,7 +34,8 @@ class BookieAbsence:
         self._since: dict[str, float] = {}
         self._looked_at = math.inf
         self._split_since: float | None = None
-        """The time since which each `look` found too many bookies away; None if few are away."""
+        """The time since when every `look` has found too many bookies away; None if few are
+        away."""
 
     def look(
         self,
@@ -49,7 +51,7 @@ class BookieAbsence:
 
         Args:
             now: a monotonic time in seconds.
-            known: the bookies that belong to the cluster, by their cookies.
+            known: the bookies that have a cookie, and so belong to the cluster.
             registered: the bookies that are registered, read-only bookies included.
             strangers: bookies without a cookie that ledgers name. Strangers may become lost, but do
                 not change the share that `share_max` limits.
@@ -65,7 +67,8 @@ class BookieAbsence:
         if self._split_since is not None:
             self._split_since += unseen
         if len(away.intersection(known)) > share_max * len(known):
-            # The time of a split does not count, because afterwards bookies come back one by one.
+            # The time of a split does not count as absence, because after the split the bookies
+            # come back one by one.
             seen = passed - unseen
             self._since = {name: min(now, since + seen) for name, since in self._since.items()}
             if self._split_since is None:
@@ -80,8 +83,9 @@ class BookieAbsence:
 class WriterAbsence:
     """Measures how long the records of writers are missing, with the clock of one auditor.
 
-    Of the time between two calls of `look`, at most `unseen_seconds_max` seconds count. So an
-    auditor whose machine was suspended does not find all writers gone when the machine resumes.
+    If more than `unseen_seconds_max` seconds pass between two calls of `look`, only so many seconds
+    count as absence. So an auditor whose machine was suspended does not find all writers gone when
+    the machine resumes.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:

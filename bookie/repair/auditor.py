@@ -4,7 +4,7 @@ The bookies elect the auditor. Two auditors do no harm, because an auditor only 
 marks. The auditor marks a ledger if
 
 - a fragment whose entries no longer change names a bookie that is lost or leaving, or has a vacant
-  slot;
+  slot (a place without a bookie);
 - a registered bookie lacks entries that it must store according to the metadata.
 
 The auditor also recovers open ledgers whose writer is gone (`OpenLedgers`).
@@ -53,7 +53,7 @@ from bookie.repair.worker import RepairWorker
 from bookie.telemetry import event_log
 
 AUDIT = "replicas"
-"""The name of the audit among the checks whose ends are kept (`marks.CHECKS`)."""
+"""The name of the audit in `marks.CHECKS`, the checks whose finishing times are recorded."""
 
 ROUND_SECONDS = 1.0
 """The time between two reads of the registrations, in seconds."""
@@ -61,7 +61,8 @@ ROUND_SECONDS = 1.0
 SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
 """Seconds between surveys while bookies are gone; doubled after a survey that finds nothing."""
 REST = 20.0
-"""A pause after a survey or a count is this many times as long as that work, within limits."""
+"""The pause after a survey, an audit or a count of the marks is this many times as long as that
+work, within limits."""
 HISTORY_SECONDS = 3600.0
 """The time, in seconds, between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
@@ -80,13 +81,13 @@ class SurveyReport:
 
     ledgers: int
     silent: tuple[str, ...]
-    """Bookies that did not answer; the missing entries of these bookies are unknown."""
+    """Bookies that did not answer; it is unknown which entries these bookies lack."""
     named: frozenset[str]
     """All bookies in the fragments whose entries no longer change."""
 
 
 class Auditor:
-    """Takes part in the election, and audits while this process is the leader."""
+    """Takes part in the election of the auditor, and audits while this process is the leader."""
 
     def __init__(self, worker: RepairWorker) -> None:
         self._worker = worker
@@ -109,18 +110,21 @@ class Auditor:
         self._strangers: frozenset[str] = frozenset()
         """Bookies among `_named` that had no cookie at the last survey."""
         self._surveyed: frozenset[str] = frozenset()
-        """The bookies that were gone at the last survey, and have been gone since."""
+        """The bookies that were gone when the last finished survey began, and have been gone
+        since."""
         self._surveying: frozenset[str] = frozenset()
         """The bookies that were gone when the running survey began, and have been gone since."""
         self._changes, self._surveyed_changes = 0, -1
-        """The number of changes of registrations and cookies, and its value at the last survey."""
+        """The number of changes of registrations and cookies so far, and this number at the last
+        survey."""
         self._history_at = -math.inf
         self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
-        """The earliest times: of a periodic survey while bookies are gone, of a survey after a
-        change, of an audit, and of a count of the marks."""
+        """The earliest times for the next work: a periodic survey while bookies are gone, a survey
+        after a change, an audit, and a count of the marks."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
         self._never_since = math.inf
-        """The time since which this auditor finds no finished audit; infinite if there is one."""
+        """The time since when this auditor finds no record of a finished audit; infinite if a
+        record exists."""
 
     async def run(self) -> NoReturn:
         """Take part in the election until cancelled; audit whenever this process is the leader.
@@ -259,7 +263,7 @@ class Auditor:
         age = (self._worker.clock.now_ms() - last) / 1000
         self._worker.metrics.repair_audit_age_seconds.set(max(0.0, age))
         interval = self._worker.settings().audit_interval_seconds
-        # A time in the future comes from a wrong clock, of this process or another process.
+        # If the time is in the future, the clock of this process or of another process is wrong.
         return age > interval or age < -interval
 
     # ---- surveys
@@ -268,7 +272,7 @@ class Auditor:
         if not (self._has_looked and await self._worker.marks.is_enabled()):
             return
         now = self._worker.clock.monotonic()
-        # The gone bookies change seldom, but registrations may change all the time.
+        # New gone bookies are rare and need no pause, but registrations may change all the time.
         is_new = bool(self._gone - self._surveyed)
         has_changed = self._changes != self._surveyed_changes and now >= self._rest_until
         is_time = bool(self._gone) and now >= self._next_at
@@ -311,7 +315,8 @@ class Auditor:
             self._audit_at = began + took + rest
         _tell_of("audit", report, gone, took)
         if not report.silent:
-            # If somebody asked for another audit during this audit, `version` is old: set nothing.
+            # If another audit was requested during this audit, `version` is old, and the call sets
+            # nothing.
             await self._worker.marks.set_checked_ms(
                 AUDIT, self._worker.clock.now_ms(), version=version
             )
@@ -418,7 +423,7 @@ class _Marking:
         )
 
     async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
-        """Mark a ledger; with `again`, rewrite an equal mark, which a running repair notices."""
+        """Mark a ledger; with `again`, rewrite an equal mark, to alert a running repair."""
         with suppress(NewerFormatError):  # workers of the newer version handle the mark
             found = await self._marks.find(ledger_id)
             if again or found is None or not replicas <= set(found.replicas):

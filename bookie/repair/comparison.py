@@ -1,10 +1,11 @@
 """Compares the metadata of all ledgers with the copies that registered bookies store.
 
-A comparison lists the ledgers of the metadata store and the ledgers of every bookie together. All
-listings are ascending, so memory holds one page of each listing. A bookie's listing has one row for
-each copy, with the number of the copy's entries. If this number is too low (`ListedBookie.lacks`),
-the comparison reads the ledger's metadata once more, then lists the copy's entries. The second read
-is needed because the first read may be outdated, or the ledger may be deleted.
+A comparison lists the ledgers of the metadata store and the ledgers of every bookie side by side.
+All listings ascend by ledger id, so memory holds only one page of each listing. A bookie's listing
+has one row for each copy, with the number of the copy's entries. If this number is too low
+(`ListedBookie.lacks`), the comparison reads the ledger's metadata once more, then lists the copy's
+entries. The second read is needed because the first read may be outdated, or the ledger may be
+deleted.
 
 A copy that lacks one entry and has one surplus entry has the right number of entries. Only a deep
 comparison finds this missing entry, because it lists the entries of every copy.
@@ -38,14 +39,16 @@ from bookie.wire.commands import LedgerRow
 from bookie.wire.grpc.credentials import ChannelSecurity
 
 EXAMPLES_MAX = 5
-"""The most ledgers that a finding names."""
+"""The most ledger ids that the text of a finding contains."""
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""The number of copies, over all bookies, that are collected before their entries are listed."""
+"""The number of doubtful copies, on all bookies together, that are collected before their entries
+are listed."""
 
 RATE_PATIENCE_SECONDS = 60.0
-"""The longest wait, in seconds, for a bookie whose rate is used up; then its copies are unknown."""
+"""The longest wait, in seconds, for a bookie at which the rate limit is used up. After this wait,
+the state of the bookie's copies is unknown."""
 
 
 async def _nothing(*_: object) -> None:
@@ -136,7 +139,7 @@ class ListedBookie:
         """
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
-            row = None  # another ledger had this id; older bookies send no tag
+            row = None  # an earlier ledger with this id; older bookies send no tag
         if self.problem:
             return False
         if row is not None and row.limbo:
@@ -175,7 +178,8 @@ class ListedBookie:
             except (NoSuchLedgerError, UnauthorizedError):
                 return await missing_of(holding, nothing_stored())
             except TooManyRequestsError as error:
-                # Without roles, a bookie cannot know that the call is for a repair.
+                # Without roles, a bookie cannot know that the call is for a repair, so its rate
+                # limit applies.
                 waited += error.retry_after_seconds
                 if not error.retry_after_seconds or waited > RATE_PATIENCE_SECONDS:
                     raise
@@ -280,14 +284,15 @@ async def listed_bookies(
     answer_seconds: float,
     security: ChannelSecurity,
 ) -> AsyncIterator[dict[str, ListedBookie]]:
-    """Yield the bookies `names` by id, each with an open listing of its ledgers.
+    """Yield a dictionary: id of a bookie in `names` → the bookie, with an open listing.
 
     A bookie that is not registered, or has no usable endpoint, gets a `problem` and no listing.
     """
     async with AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # The task group gets no error of the block, because the group would wrap the error.
+        # The task group is not told about an error of the block, because it would wrap the error in
+        # an ExceptionGroup.
         stack.push_async_callback(tasks.__aexit__, None, None, None)
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):

@@ -57,17 +57,18 @@ RECOVERED = "recovered"
 """The outcome of a successful recovery in metrics; the other outcome is `NOT_RECOVERED`."""
 
 LOOK_SECONDS_MAX = 10.0
-"""The longest pause, in seconds, between two fast listings of the writers' records."""
+"""The longest pause, in seconds, between two listings of the writers' records; only after a slow
+listing, the pause may be longer (`REST`)."""
 LOOKS_OF_A_GRACE = 10
 LISTINGS_OF_A_GRACE = 4
 """The number of listings of the ledgers during one grace period."""
 REST = 20.0
 """A pause is at least this number of times as long as the listing before the pause."""
 UNSEEN_SECONDS_MAX = 60.0
-"""The largest part, in seconds, of a pause between two `look` calls that counts for a grace."""
+"""Of a pause between two `look` calls, at most this number of seconds counts for a grace period."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
-"""A ledger whose recovery failed waits at least the first number of seconds, and the second number
-for each failed ledger; at most `repair.retry_seconds_max`."""
+"""After a failed recovery, a ledger waits at least the first number of seconds, and at least the
+second number times the count of failed ledgers. It waits at most `repair.retry_seconds_max`."""
 
 _log = event_log(__name__)
 
@@ -81,10 +82,10 @@ class _OpenLedger:
     """True once this auditor may have set the ledger IN_RECOVERY; then the auditor finishes the
     recovery even if the writer returns."""
     pauses: Backoff | None = field(default=None, repr=False)
-    """The pauses between recoveries; None before the first failure."""
+    """The pauses between attempts to recover the ledger; None before the first failure."""
     not_before: float = -math.inf
     tried_at: float = -math.inf
-    """The time at which the last recovery ended."""
+    """The time at which the last attempt to recover the ledger ended."""
 
 
 class OpenLedgers:
@@ -103,7 +104,8 @@ class OpenLedgers:
         self._look_at = self._list_at = -math.inf
         self._running: dict[int, _OpenLedger] = {}
         self._ended = asyncio.Event()
-        """`_running` has the ledgers under recovery by this process; each end sets `_ended`."""
+        """`_running` contains the ledgers that this process is recovering; the end of each recovery
+        sets `_ended`."""
 
     async def look(self) -> None:
         """If a listing of the writers' records is due, note the writers without a record.
@@ -183,7 +185,8 @@ class OpenLedgers:
         return one.is_taken or self._absence.is_gone(one.writer_id, self._grace)
 
     def _is_held_back(self) -> bool:
-        # A store that is an older copy may not name the bookies of the last entries.
+        # If the store is an older copy, its metadata may not name the bookies that store the last
+        # entries.
         registrations = self._worker.client.directory.all().values()
         return self._is_split() or any(one.store_doubt for one in registrations)
 
@@ -203,7 +206,8 @@ class OpenLedgers:
                     found[ledger_id] = known
             elif metadata.writer_id not in present:
                 found[ledger_id] = _OpenLedger(metadata.writer_id)
-        # The listing may have seen a ledger as it was before its recovery.
+        # Keep ledgers whose recovery ran during the listing: the listing may have read an older
+        # state.
         self._found = found | {
             ledger_id: one
             for ledger_id, one in self._found.items()
@@ -260,7 +264,7 @@ class OpenLedgers:
             registered = client.directory.all()
             if reason := await find_unnamed_entries(client.pool, registered, found.value):
                 raise LedgerRecoveryError(reason)
-            one.is_taken = True  # a write without an answer may take effect
+            one.is_taken = True  # the write may take effect even if its answer is lost
             if found.value.state is LedgerState.OPEN:
                 try:
                     found = await self._take(found)

@@ -34,7 +34,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class BookieBytes:
-    """The estimated bytes of one bookie: before the moves, given away, and taken."""
+    """The estimated bytes of one bookie: before the moves, given to others, taken from others."""
 
     before: int
     given: int = 0
@@ -189,7 +189,7 @@ class Rebalance:
 
 
 def placed_by(placement: Placement) -> MayPlace:
-    """Return a check that refuses a move if a write set would span fewer failure domains."""
+    """Return a check that refuses a move if a write set would then span fewer failure domains."""
 
     def may_place(
         metadata: LedgerMetadata, bookies: Sequence[str], slot: int, newcomer: str

@@ -57,11 +57,13 @@ PAUSE_SECONDS = 0.2
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_EACH = 0.2
-"""Each failure delays all retries by so many seconds: at most 5 repairs per second fail again."""
+"""Each failure delays all retries by this number of seconds, so at most 5 retries per second
+fail."""
 GIVE_BACK_SECONDS = 5.0
 """The time, in seconds, between two attempts to release locks that were not released in time."""
 FORGET_SECONDS = 3600.0
-"""A failed ledger is forgotten after so many seconds without a try: another worker repaired it."""
+"""A failed ledger that is not tried for this number of seconds is forgotten, because another worker
+has repaired it."""
 IDLE_SHARE = 20.0
 """After a listing of all marks, the pause is at least this many times as long as the listing."""
 
@@ -70,7 +72,8 @@ AWAY = "away"
 
 MARKED_AGAIN = "marked-again"
 STAYS_MARKED = "the ledger was marked again, or its lock was lost, at the end of the repair"
-"""The outcome, and its detail, of a repair that left the mark; a later round repeats the repair."""
+"""The outcome, and its detail, of a repair after which the mark stays; a later round repeats the
+repair."""
 
 _log = event_log(__name__)
 
@@ -106,10 +109,12 @@ class Replicator:
         """The registrations, and the bookies that were gone, at the last listing of marks."""
         self._running: set[int] = set()
         self._ended = asyncio.Event()
-        """`_running` has the ledgers under repair by this process; each end sets `_ended`."""
+        """`_running` contains the ledgers that this process is repairing; the end of each repair
+        sets `_ended`."""
         self._woken = asyncio.Event()
         self._looked_at, self._look_seconds = clock.monotonic(), 0.0
-        """The begin of the last round, and the seconds of its listing, if it read all marks."""
+        """The time when the last round began, and the duration of its listing in seconds; 0 if the
+        listing did not read all marks."""
         self._after = -1
         """The ledger id after which the next listing of marks begins; -1 lists all marks."""
 
@@ -274,7 +279,7 @@ class Replicator:
             async for mark in self._worker.marks.marked(after=first):
                 ledger_id = mark.ledger_id
                 if first < 0 <= after < ledger_id:
-                    break  # the first listing had this mark
+                    break  # the first listing has already found this mark
                 unseen.discard(ledger_id)
                 is_waiting = ledger_id in self._troubles and ledger_id not in ready
                 if ledger_id not in locked and not is_waiting:
@@ -354,7 +359,7 @@ class Replicator:
         for one in outcomes:
             self._count(one)
         if any(one.outcome == "locked" for one in failed):
-            self._wait(ledger_id)  # the worker that has the lock now records the outcome
+            self._wait(ledger_id)  # the worker that now has the lock records the outcome
         elif failed:
             await self._note_failure(failed)
         else:
@@ -368,7 +373,8 @@ class Replicator:
         """Repair a locked ledger in passes; return the outcomes of all passes.
 
         If an audit marks the ledger again during a pass, another pass follows. The next pass reads
-        only the windows of entries that were last read before the new mark.
+        only those windows (ranges) of entries that the repair last read before the ledger was
+        marked again.
         """
         marks = self._worker.marks
         watch = FillWatch(lambda: marks.follow_mark(ledger_id, lock), -1)

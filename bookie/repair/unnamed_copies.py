@@ -15,8 +15,8 @@ ledger only if all these conditions hold:
 4. The metadata, read after conditions 1 to 3 were met, says CLOSED and does not name the bookie. No
    writer and no recovery changes the ensembles of a closed ledger.
 5. `find_lack` proves that the ledger is closed, and that every member of every write set lists each
-   of its entries. Without this proof, a newcomer could remove the only copy after the metadata was
-   restored to a state before a move.
+   of its entries. Without this proof, the new bookie of a move could remove the only copy, if the
+   metadata is restored to a state before the move.
 6. This bookie knows no stored or confirmed entry after the ledger's last entry. A later entry may
    mean that a recovery closed the ledger too early, for example after a restore of an old backup.
    An entry that was never acknowledged also prevents the removal, because the bookie cannot
@@ -25,8 +25,8 @@ ledger only if all these conditions hold:
    not show damage, and this bookie's copy may be the last intact copy. If no member has an intact
    copy of an entry, the grace period begins anew, because reading all entries is costly.
 8. When each step of the removal begins (`CopyRemoval`), this process certainly holds the lock: its
-   session is alive, and no task has released the lock. The check and the begin of the step are in
-   one turn of the event loop.
+   session is alive, and no task has released the lock. No other task of the event loop runs between
+   the check and the begin of the step.
 
 A later move may bring removed copies back: the engine keeps the ledger's key and fence, and accepts
 recovery adds (`index/reclaimed_entries.py`).
@@ -61,8 +61,8 @@ from bookie.telemetry import event_log
 READS_AT_ONCE = 16
 ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
 ROUNDS_PER_GRACE = 10.0
-"""The pause after a round is the grace period divided by this number, from `ROUND_SECONDS_MIN` to
-`ROUND_SECONDS_MAX`."""
+"""The pause after a round is the grace period divided by this number, but at least
+`ROUND_SECONDS_MIN` and at most `ROUND_SECONDS_MAX`."""
 REST, REST_SECONDS_MAX = 20.0, 3600.0
 """A pause is at least `REST` times as long as the last round, up to `REST_SECONDS_MAX`."""
 
@@ -81,17 +81,20 @@ class Reclaimer:
         self._worker = worker
         self._copies = copies
         self._since: dict[int, float] = {}
-        """Ledger with unnamed copies → the `_observed_seconds` when the copies were found."""
+        """Ledger with unnamed copies → the value of `_observed_seconds` when they were first
+        found."""
         self._observed_seconds = 0.0
-        """The sum of the times between complete listings of the copies, without suspensions."""
+        """The sum of the times between complete listings of the copies; suspensions do not
+        count."""
         self._looked_at: float | None = None
-        """The begin of the last listing; None before the first listing, and after a failed one."""
+        """The time when the last listing began; None before the first listing and after a failed
+        one."""
         self._round_seconds = 0.0
         """The time that the last round took, including removals that failed."""
         self._pace = Pace(lambda: worker.settings().bytes_per_second_max)
         self._silent: set[str] = set()
-        """Members that did not answer in this round. A ledger that names such a member waits for
-        the next round, without a lock."""
+        """Members of ensembles that did not answer in this round. A ledger that names such a member
+        waits for the next round, without a lock."""
         self._told = ""
         self._longer: set[int] = set()
         """Ledgers about which the log already says that this bookie has later entries."""
@@ -244,7 +247,7 @@ class Reclaimer:
             _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=reason)
             del self._since[ledger_id]
             return False
-        # The listings and the reading may have taken long.
+        # Check again, because the listings and the reading may have taken long.
         if not (await self._may_remove() and await lock.is_held()):
             return False
         removed = await self._copies.remove(ledger_id, metadata.password_key, is_certain)
@@ -264,7 +267,7 @@ class Reclaimer:
     async def _ends_here(self, metadata: LedgerMetadata) -> bool:
         """True if this bookie knows no entry after the ledger's last entry.
 
-        The first time that the result is False for a ledger, a line is logged.
+        When the result for a ledger is False for the first time, the method logs a line.
         """
         ledger_id, last = metadata.ledger_id, metadata.last_entry_id
         known = await self._copies.known_end(ledger_id, last)

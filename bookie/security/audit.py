@@ -14,12 +14,12 @@ from bookie.env import Clock
 from bookie.telemetry import event_log
 
 LINES_PER_SECOND_MAX: Final = 50
-"""The most lines of one event within a second."""
+"""The largest number of lines with the same event within a second."""
 
 LINES_EACH_MAX: Final = 20
-"""The most lines of one event about one caller within a second.
+"""The largest number of lines with the same event and the same caller within a second.
 
-So one caller cannot fill the limit of all callers, and hide their lines.
+So one caller cannot use up the limit of all callers, and so hide the lines about other callers.
 """
 
 _log = event_log("bookie.audit")

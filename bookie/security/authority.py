@@ -84,7 +84,8 @@ def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
                 f"{directory} holds a CA already: `bookie security issue` makes certificates, and "
                 "`bookie security renew` renews them; or name another directory"
             )
-        # A key without a certificate: a command was interrupted, or the certificate was lost.
+        # If there is a key without a certificate, a command was interrupted, or the certificate was
+        # lost.
         is_new = not os.path.lexists(key_path(directory, CA_NAME))
         key = ec.generate_private_key(ec.SECP256R1()) if is_new else _load_key(directory)
         # Each CA has its own name, by which peers distinguish two CAs in one file.

@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 def _is_loopback_address(text: str) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        # Clients reach ::ffff:127.0.0.1 by IPv4 only.
+        # Clients can reach ::ffff:127.0.0.1 only by IPv4, so the IPv4 address decides.
         return (address.ipv4_mapped or address).is_loopback
     return address.is_loopback
 

@@ -36,11 +36,11 @@ class Followed(ABC, Generic[_T]):
         self._said = ""
 
     def refresh(self) -> bool:
-        """Load changed files, checked at most once a second; return True if new content is used.
+        """Load changed files, but look at most once a second; True if new content is used.
 
         If the content cannot be used, the error is logged once, and the files are loaded again when
-        a file changes. If a file cannot be read, each check tries again, because a repair of its
-        directory does not change the file. Any thread may call this method.
+        a file changes. If a file cannot be read, each check tries again, because the cause may be
+        its directory, whose repair does not change the file. Any thread may call this method.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < LOOK_SECONDS:
@@ -93,7 +93,7 @@ class Followed(ABC, Generic[_T]):
 
     @abstractmethod
     def _tell(self, refusal: str) -> None:
-        """Log `refusal`, the fault of changed files; if empty, log that the new files are used."""
+        """Log why changed files are refused; if `refusal` is empty, log that they are used."""
 
 
 def unusable(setting: str, path: str, error: OSError, fault: str = "") -> ConfigurationError:

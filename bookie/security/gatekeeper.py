@@ -24,7 +24,7 @@ from bookie.security.rights import Right
 from bookie.security.tokens import TokenVerifier
 
 PRINCIPALS_MAX: Final = 4096
-"""The most principals whose decisions are remembered."""
+"""The largest number of principals whose access decisions are remembered."""
 
 _BEARER: Final = "bearer "
 

@@ -1,4 +1,4 @@
-"""Loads the certificate and key files of ``[security]``, again whenever they change."""
+"""Loads the certificate and key files of ``[security]``, and reloads them when they change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """The content of the files at one moment; the key is the key of the certificate."""
+    """The content of the files at one moment; the key belongs to the certificate."""
 
     ca: bytes
     certificate: bytes = b""
@@ -51,11 +51,11 @@ class PemFiles(Followed[_Loaded]):
         settings: names the files; `ca_file` is set.
         clock: measures the time between two checks of the files.
         check: an additional check of new content; raises ValueError to refuse the content.
-        patience_seconds: the time that the first load waits, in the calling thread, for usable
-            files. The load waits only if a file changed within this time, or key and certificate do
-            not match.
-        judge: returns the reasons of peers to refuse the certificate, like `faults_of`. Changed
-            files are refused if they have a fault of a kind that the used files do not have.
+        patience_seconds: the longest time that the first load waits for usable files; the wait
+            blocks the calling thread. The load waits only if a file changed within this time, or
+            key and certificate do not match.
+        judge: returns the reasons why peers would refuse the certificate, like `faults_of`. Changed
+            files are refused if they have a kind of fault that the files now in use do not have.
 
     Raises:
         ConfigurationError: a file cannot be read, or the files cannot be used.
@@ -80,7 +80,7 @@ class PemFiles(Followed[_Loaded]):
         """The content of the files, the SSL context for HTTP, and the faults of the certificate.
 
         The context is for a server if the settings name a certificate, otherwise for a client. A
-        fault is a reason of peers to refuse the certificate: kind → sentence.
+        fault is a reason why peers would refuse the certificate: kind → sentence.
         """
 
     def client_context(self) -> ssl.SSLContext:

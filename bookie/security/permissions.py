@@ -27,7 +27,8 @@ KNOWN_LOGS_MAX: Final = 65536
 """The greatest number of ledgers whose log is remembered."""
 
 KNOWN_LEDGERS_MAX: Final = 4096
-"""The most remembered decisions of a principal; each takes 130 bytes, and 2 µs or more to make."""
+"""The largest number of remembered decisions of a principal. A decision takes 130 bytes of memory;
+to make it takes 2 µs or more."""
 
 LOOK_UPS_LATER_MAX: Final = 256
 """The greatest number of background look-ups, including look-ups that wait for a place."""
@@ -80,7 +81,8 @@ class LedgerLogs(LogDirectory):
         """
         asked = self._asked.get(ledger_id)
         if asked is None:
-            # The look-up continues without its first caller, and is cancelled with the last caller.
+            # If its first caller is cancelled, the look-up continues for the other callers; it is
+            # cancelled when no caller is left.
             task = asyncio.get_running_loop().create_task(self._look_up(ledger_id))
             asked = self._asked[ledger_id] = _LookUp(task)
         asked.waiting += 1
@@ -95,8 +97,8 @@ class LedgerLogs(LogDirectory):
     def learn_later(self, ledger_id: int) -> None:
         """Look up the ledger in the background, unless `LOOK_UPS_LATER_MAX` look-ups wait or run.
 
-        Together, background look-ups may run as many at a time as the look-ups of one principal.
-        The error of a failed look-up is ignored.
+        All background look-ups together may run as many at a time as the look-ups of one principal
+        (`LOOK_UPS_EACH_MAX`). The error of a failed look-up is ignored.
         """
         if ledger_id not in self._later and len(self._later) < LOOK_UPS_LATER_MAX:
             work = self._learn_in_background(ledger_id)
@@ -141,10 +143,11 @@ class Permissions:
         """The grants that do not apply to all ledgers."""
         self._places = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
         self._known: dict[int, tuple[int, int]] = {}
-        """Ledger id → the certain rights, and the possible rights, which depend on its log."""
+        """Ledger id → the rights that are certain, and the rights that are possible, depending on
+        the ledger's log."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
-        """True if the principal has `right` for the ledger; None if its unknown log decides."""
+        """True if the principal has `right` for the ledger; None if its log must be looked up."""
         if self._current() is not self._grants:
             self._renew()
         if self._everywhere & right:

@@ -23,7 +23,7 @@ class NewFile:
     content: bytes
     mode: int
     keeps_group: bool = False
-    """True if a replaced file's permissions of the group are added to `mode`."""
+    """True if the group permissions of the replaced file are added to `mode`."""
 
 
 @contextlib.contextmanager
@@ -63,11 +63,12 @@ def locked_existing(directory: Path, remedy: str) -> Iterator[None]:
 
 
 def write_new(files: Sequence[NewFile]) -> None:
-    """Create files in this order, durably.
+    """Create the files durably, in the order of `files`.
 
     Raises:
         BadRequestError: one of the files exists already; no file was created or changed.
-        OSError: a file cannot be written; earlier files of `files` may exist.
+        OSError: a file cannot be written; the files before it in `files` may already have been
+            created.
     """
     written: list[Path] = []
     with _staged(files, [file.path for file in files]) as staged:
@@ -82,14 +83,16 @@ def write_new(files: Sequence[NewFile]) -> None:
 
 
 def replace_files(files: Sequence[NewFile]) -> None:
-    """Replace each file atomically, in this order.
+    """Replace each file atomically, in the order of `files`.
 
     All new content is durable before the first file is replaced. A file keeps its owner and its
-    group, if this user may set both. So after root renews a key, a bookie of another user can still
-    read the key. For a symbolic link, the link stays and its target is replaced.
+    group, if the current user is permitted to set both. So after root renews a key, a bookie of
+    another user can still read the key. For a symbolic link, the link stays and its target is
+    replaced.
 
     Raises:
-        OSError: a file cannot be written; earlier files of `files` may be replaced.
+        OSError: a file cannot be written; the files before it in `files` may already have been
+            replaced.
     """
     targets = [file.path.resolve() for file in files]
     with _staged(files, targets) as staged:
@@ -101,7 +104,7 @@ def replace_files(files: Sequence[NewFile]) -> None:
 def _staged(
     files: Sequence[NewFile], targets: Sequence[Path]
 ) -> Iterator[list[tuple[NewFile, Path]]]:
-    """Write each file to a temporary file beside its target, durably, for the ``with`` block.
+    """Write each file durably to a temporary file beside its target, for the ``with`` block.
 
     After the block, sync the directories. In any case, remove the remaining temporary files.
     """

@@ -1,10 +1,10 @@
 """Limits the rates of requests and bytes of each caller, and of each namespace, at a bookie.
 
-Rates keep one caller from using all of a bookie. Rates limit requests per time, not concurrent
-requests. An **identity** is a principal, or the address of an anonymous caller. The **namespace**
-of a ledger is the namespace of its log; a ledger of no log has no namespace. Each identity and each
-namespace has three token buckets: for added bytes, for read bytes, and for requests. A full bucket
-holds the tokens of one second.
+Rates keep one caller from using all resources of a bookie. They limit requests and bytes per
+second, not concurrent requests. An **identity** is a principal, or the address of an anonymous
+caller. The **namespace** of a ledger is the namespace of its log; a ledger of no log has no
+namespace. Each identity and each namespace has three token buckets: for added bytes, for read
+bytes, and for requests. A full bucket holds the tokens of one second.
 
 A request of any size is admitted if none of its buckets is empty. An admitted request is charged
 to its buckets as a whole, so the level of a bucket may become negative. So a message may be larger
@@ -12,8 +12,9 @@ than a full bucket. The error for a refused request contains the time until its 
 longer empty.
 
 Requests of a recovery are not limited. If the bookie requires roles, requests of repair and of
-admins are not limited either; without roles, a bookie cannot recognize such requests. A ledger that
-cannot be recovered or copied is in danger, and an operator must be able to act on a busy bookie.
+admins are not limited either; without roles, a bookie cannot recognize such requests. The reasons:
+a ledger that cannot be recovered or copied is in danger, and an operator must be able to act on a
+busy bookie.
 
 Callers pass the present time, and no function of this module waits.
 """
@@ -37,7 +38,7 @@ ASKED_MAX: Final = 4096
 """The greatest number of ledgers for which the time of the last look-up is remembered."""
 
 ASK_AGAIN_SECONDS: Final = 5.0
-"""The time after a look-up without a result until the log of the ledger is looked up again."""
+"""If a look-up of a ledger's log gives no result, the log is looked up again after this time."""
 
 RETRY_SECONDS_MIN: Final = 0.01
 """The shortest waiting time in the error for a refused request."""
@@ -84,7 +85,7 @@ class TokenBucket:
 
 
 class Traffic(enum.IntEnum):
-    """The kind of a request's bytes; each kind has its own bucket."""
+    """The kind of a request's bytes, added or read; each kind has its own bucket."""
 
     ADD = 0
     READ = 1
@@ -143,7 +144,8 @@ class RateAccounts:
         if found is not None:
             self._accounts.move_to_end(name)
             return found
-        # Two old accounts are checked for each new account, so full accounts do not collect.
+        # For each new account, two old accounts are checked, so accounts with full buckets do not
+        # accumulate.
         for _ in range(2):
             if not self._forget_oldest(now):
                 break
@@ -154,7 +156,7 @@ class RateAccounts:
         return made
 
     def _forget_oldest(self, now: float) -> bool:
-        """Drop the least recently used account if it is full, or if there are too many accounts.
+        """Drop the least recently used account, if its buckets are full or the accounts too many.
 
         Returns:
             True if the account was dropped.
@@ -192,8 +194,8 @@ class Rates:
         current: returns the present settings. If a rate of the identities changes, all identities
             get full buckets; the same is true for namespaces.
         monotonic: returns a monotonic time in seconds.
-        limited: counts one refused request, by the exhausted account: ``identity`` or
-            ``namespace``.
+        limited: counts one refused request; its argument is the kind of the exhausted account:
+            ``identity`` or ``namespace``.
         logs: gives the log of a ledger. While the log is unknown, only the rates of the identity
             limit requests for the ledger.
     """

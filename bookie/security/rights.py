@@ -35,7 +35,7 @@ class Right(enum.IntEnum):
 
 
 class Role(enum.Enum):
-    """A role, which an operator grants to a principal; `ROLE_RIGHTS` has the rights of roles."""
+    """A role, which an operator grants to a principal; `ROLE_RIGHTS` maps roles to rights."""
 
     READER = "reader"
     WRITER = "writer"

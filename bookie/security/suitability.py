@@ -1,4 +1,4 @@
-"""Finds the reasons for which peers would refuse a bookie's certificate, by a TLS handshake.
+"""Finds out, by a TLS handshake in memory, why peers would refuse a bookie's certificate.
 
 A bookie is a server, and a client of other bookies. So in the handshake, client and server both
 show the bookie's certificate and trust its CA file. OpenSSL verifies the certificate, as it does
@@ -23,10 +23,10 @@ SERVER: Final = "server"
 HOST: Final = "host"
 
 LASTING: Final = frozenset({AUTHORITY, CLIENT, SERVER})
-"""The faults that only a new certificate or another CA file removes."""
+"""The kinds of faults that only a new certificate or another CA file can remove."""
 
 _ROUNDS: Final = 4
-"""More rounds than a TLS 1.3 handshake has flights."""
+"""The number of rounds of `_meet`, larger than the number of flights in a TLS 1.3 handshake."""
 
 _EXPIRED, _EARLY, _PURPOSE, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 26, 62, 64
 # Source: X509_V_ERR_* of OpenSSL's x509_vfy.h
@@ -51,7 +51,8 @@ def faults_of(settings: SecuritySettings, host: str = "") -> Mapping[str, str]:
         client.check_hostname = False
         found |= _named(_meet(server, client, host), host)
     if SERVER in found:
-        # The server checks the client's certificate only if the client accepts the server's one.
+        # The server checks the client's certificate only after the client has accepted the server's
+        # certificate.
         client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
         found |= _named(_meet(server, client, host), host)
     return found

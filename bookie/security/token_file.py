@@ -1,4 +1,4 @@
-"""Reads the token that a client shows with each call, again whenever its file changes."""
+"""Reads the token that a client shows with each call, and reads it again when its file changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenFile:
         )
 
     def refresh(self) -> bool:
-        """Load a changed token, checked at most once a second; True if a new token is used."""
+        """Load a changed token, but look at most once a second; True if a new token is used."""
         return self._file.refresh()
 
     def authorization(self) -> str:

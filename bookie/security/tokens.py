@@ -38,7 +38,8 @@ KEYS_FILE_BYTES_MAX = 2**20
 EDDSA, HS256 = "EdDSA", "HS256"
 
 _SECONDS_MAX = 1e12
-"""The latest allowed time in a token, in seconds since 1970; a float is exact to the second."""
+"""The latest allowed time in a token, in seconds since 1970; up to this time, a float is exact to
+the second."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_ID = re.compile(r"[A-Za-z0-9._~+/=:-]{1,128}")
@@ -172,7 +173,7 @@ class TokenKeys:
         return self._file.value
 
     def refresh(self) -> bool:
-        """Load changed keys, checked at most once a second; return True if new keys are used now.
+        """Load changed keys, but look at most once a second; True if new keys are used now.
 
         If the content cannot be used, the former keys stay, and the error is logged once.
         """

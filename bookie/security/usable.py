@@ -8,10 +8,11 @@ from bookie.security.certificates import parsing
 
 RSA_BITS_MIN: Final = 2048
 CURVES: Final = {"secp256r1": "P-256", "secp384r1": "P-384"}
-"""The curves of a certificate's key. Source: the signature algorithms of gRPC 1.85 in TLS."""
+"""The curves that gRPC accepts for the key of a server's or client's certificate. Source: the
+signature algorithms of gRPC 1.85 in TLS."""
 
 CA_CURVES: Final = {**CURVES, "secp521r1": "P-521"}
-"""The curves of the CAs, whose keys only sign certificates."""
+"""The curves that gRPC accepts for the keys of CAs, which only sign certificates."""
 
 _RSA_OID: Final = "1.2.840.113549.1.1.1"
 _MARK: Final = b"\xef\xbb\xbf"
@@ -71,7 +72,7 @@ def _unfit_kind(certificate: object) -> str:
 
 
 def certificate_fault(pem: bytes) -> str:
-    """Return why a file has no usable certificate, for an error text; empty if usable."""
+    """Return the reason, for an error text, why a file has no usable certificate, or empty."""
     from cryptography import x509
 
     if b"CERTIFICATE-----" not in pem:
@@ -88,7 +89,7 @@ def certificate_fault(pem: bytes) -> str:
 
 
 def key_fault(pem: bytes) -> str:
-    """Return why a file has no usable key, for an error text; empty if usable."""
+    """Return the reason, for an error text, why a file has no usable key; empty if it has one."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if b"PRIVATE KEY-----" not in pem:

@@ -1,4 +1,4 @@
-"""The metadata of a call: which cluster and bookie the client means, and the client's token.
+"""The metadata of a call: the cluster and bookie that the client means, and the client's token.
 
 The metadata of each call contains the instance id, which the bookie compares in constant time. The
 instance id is not a secret, so an ordinary comparison would also be safe. But a comparison in
@@ -67,10 +67,10 @@ def check_recipient(
     """Check that a call is meant for this cluster, this bookie, and its current incarnation.
 
     If the caller names no bookie id, any bookie accepts the call. If the caller names no
-    incarnation, any incarnation accepts it.
+    incarnation, any incarnation accepts the call.
 
     Raises:
-        WrongClusterError: The caller named no cluster, or another one.
+        WrongClusterError: The caller named no cluster, or another cluster.
         WrongBookieError: The caller means another bookie, which previously had this address.
         WrongIncarnationError: The caller names another incarnation of this bookie, and may rely on
             lost entries.

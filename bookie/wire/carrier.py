@@ -53,10 +53,10 @@ class Carrier(Protocol):
 
     @property
     def is_failing(self) -> bool:
-        """True if so many attempts to connect have failed in a row that another carrier is due."""
+        """True if many attempts to connect failed in a row, so another carrier should be tried."""
 
     def prepared(self, metadata: Pairs, /) -> Any:
-        """Return the metadata in the carrier's own form, for many calls."""
+        """Convert the metadata into the carrier's own form once, for many calls."""
 
     def stream(self, rpc: str, metadata: Any, /, *, is_bulk: bool = False) -> Any:
         """Begin a stream; bulk data has a connection of its own, so that it delays no fence."""

@@ -23,15 +23,15 @@ COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
 """The largest size of joined requests or answers, such as seven batches of 256 entries of 1 KB."""
 
 JOINED_BYTES_MAX: Final = 512 * 1024
-"""A larger request is sent alone, because another copy would cost as much as a message."""
+"""A larger request is sent alone, because to copy it would cost as much as another message."""
 
 _VIEW_SHARE_MIN: Final = 8
-"""A part becomes a view if it has at least this share, one in 8, of the joined message. A view
-costs less than a copy. But a view keeps the whole joined message in memory, while a budget or the
-cache counts only its share."""
+"""A part of a joined message becomes a view if it has at least one eighth of the message's bytes. A
+view costs less than a copy. But a view keeps the whole joined message in memory, while a budget or
+the cache counts only the bytes of the part."""
 
 _VIEW_BYTES_MIN: Final = 16 * 1024
-"""Smaller messages are copied, because a copy costs no more than a view."""
+"""Smaller parts are copied, because such a copy costs no more than a view."""
 
 _TOGETHER: Final = b"\x62"
 _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)

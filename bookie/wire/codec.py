@@ -50,7 +50,7 @@ MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
 """The largest number of characters in an answer's sentence; a longer sentence is cut off."""
 
 _FIXED32: Final = np.dtype("<u4")
-_FIXED64: Final = np.dtype("<i8")  # steps; values above 2^63 appear negative and are refused
+_FIXED64: Final = np.dtype("<i8")  # id steps; values above 2^63 appear negative and are refused
 _UINT32_MASK: Final = 0xFFFF_FFFF
 _STATUSES: Final = tuple(Status)
 
@@ -82,7 +82,7 @@ def encode_add_request(
     deferred_sync: bool = False,
     lac_packet: bytes = b"",
 ) -> bytes:
-    """Encode one add request; if `batch` is None, it carries only an explicit LAC.
+    """Encode one add request; if `batch` is None, the request carries only an explicit LAC.
 
     The payload is copied once. The encoder checks nothing, because the bookie checks the request.
     """
@@ -202,7 +202,7 @@ def request_id_of(data: bytes | memoryview) -> int:
 
 
 class AddAnswer(NamedTuple):
-    """A bookie's answer to one add; `message` is a sentence about an error, else empty.
+    """A bookie's answer to one add; `message` is a sentence about an error, or empty.
 
     With TOO_MANY_REQUESTS, `retry_after_ms` is the pause before the client should retry; 0 means
     that the bookie names no pause.
@@ -388,8 +388,8 @@ def scan_read_response(data: bytes) -> tuple[int, Fields]:
     """Scan an answer to a read; return its request id, and the fields for `read_reply_of`.
 
     Answers on a stream are parsed in two steps, because an answer does not contain its ledger id.
-    The first step finds the request id, and so the request with the ledger id. The second step is
-    `read_reply_of`: a malformed reply then fails only its own request, not the stream.
+    The first step finds the request id, which leads to the request and its ledger id. The second
+    step is `read_reply_of`: a malformed reply then fails only its own request, not the stream.
 
     Raises:
         BadRequestError: The bytes are not a message.

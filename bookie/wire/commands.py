@@ -86,7 +86,7 @@ def refused_read(refusal: Reply) -> ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """A bookie's knowledge of a ledger's end; a packet that the bookie lacks is empty."""
+    """A bookie's knowledge of a ledger's end; a packet that the bookie does not have is empty."""
 
     status: Status
     message: str = ""
@@ -109,7 +109,8 @@ class LacState:
     lac_packet: bytes = b""
     """The explicit LAC packet if `max_lac` comes from it, otherwise empty."""
     key_tag: bytes = b""
-    """Tag of the ledger's life to which this update belongs (`digest.key_tag`)."""
+    """The tag of the ledger's key, which distinguishes ledgers that had the same id one after the
+    other (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class LedgerRow:
     payload_bytes: int
     max_lac: int
     key_tag: bytes = b""
-    """Tag of the stored life of the ledger (`digest.key_tag`)."""
+    """The tag of the stored ledger's key, which distinguishes it from other ledgers that had the
+    same id (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)

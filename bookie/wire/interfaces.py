@@ -1,7 +1,7 @@
 """Protocols of the objects that `wire` connects: the node, and the calls that a carrier brings.
 
 A carrier takes bytes from the network: gRPC or frames. Each carrier gives the handlers of streams a
-`CallContext`, so the handlers know no carrier.
+`CallContext`, so the handlers do not depend on a carrier.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BrokenCallError(Exception):
 
 
 class CallerContext(Protocol):
-    """What the bookie knows about a call and its client."""
+    """The bookie's knowledge about a call and its client."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata that the client sent with the call."""
@@ -84,7 +84,7 @@ class EntryNode(Protocol):
     """Requests about one ledger's entries; for a bad request, a method returns an error status."""
 
     def try_admit_add(self, size: int, recovery: bool = False, /) -> bool:
-        """Reserve `size` bytes in flight if there is room; if True, call `add` at once.
+        """Reserve `size` bytes in flight if there is room; after a True, call `add` at once.
 
         A `recovery` add may exceed the limit by a quarter.
         """
@@ -93,7 +93,7 @@ class EntryNode(Protocol):
         """Wait for room for `size` bytes in flight and reserve them; then call `add` at once."""
 
     def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
-        """Accept or refuse an add; the outcome is done when the answer may be sent.
+        """Accept or refuse an add; the returned outcome is done when the answer may be sent.
 
         When the outcome is done, the `admitted` bytes are no longer reserved.
         """
@@ -111,7 +111,7 @@ class EntryNode(Protocol):
         """Return the end of a ledger as the bookie knows it."""
 
     async def fence(self, ledger_id: int, master_key: bytes, /) -> LacReply:
-        """Fence a ledger durably and return its end; after a refused key there is no fence."""
+        """Fence a ledger durably and return its end; if the key is refused, nothing is fenced."""
 
     async def force(self, ledger_id: int, /) -> Reply:
         """Make all entries of the ledger durable that the bookie has accepted so far."""

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from bookie.errors import BadRequestError
 
 FIELDS_MAX = 64
-"""The largest number of fields in a message, with unknown fields and unpacked array elements."""
+"""The largest number of fields in a message, including unknown fields and unpacked array
+elements."""
 
 _VARINT_64 = 1 << 64
 _SIGN_64 = 1 << 63
@@ -96,7 +97,7 @@ def to_sint64(value: int) -> int:
 
 
 class Fields:
-    """The fields of one scanned message, by tag; a repeated scalar has its last value."""
+    """The fields of one scanned message, by tag; of a repeated scalar, the last value counts."""
 
     __slots__ = ("data", "numbers", "spans")
 
@@ -225,7 +226,7 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
 
 
 def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
-    """Scan a short message that has only varint fields with numbers below 16; None for others.
+    """Scan a short message of varint fields with field numbers below 16; None for other messages.
 
     The result is the same as the `numbers` of `scan`. For a read request of one entry, this
     function takes half the time of `scan`.

@@ -37,7 +37,7 @@ can become a row of 200 bytes."""
 _M = TypeVar("_M", bound=Message)
 
 Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""First and last ids (inclusive) of ascending, disjoint ranges."""
+"""Two arrays: the first ids and the last ids (inclusive) of ascending, disjoint ranges."""
 
 
 class WatchChange(NamedTuple):
@@ -175,7 +175,7 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
             and disjoint.
     """
     message = _parse(pb.ListEntriesResponse, data)
-    # Numpy takes the numbers as they lie in memory, so ids above MAX_ID become negative.
+    # Numpy copies the bytes of the numbers unchanged, so ids above MAX_ID become negative.
     first = np.array(message.range_first, np.int64)
     last = np.array(message.range_last, np.int64)
     if (first < 0).any() or (last < 0).any():

@@ -6,8 +6,8 @@ writer, a reader and recovery. Only a status that means the same for all callers
 error. A call also raises an error if the transport fails; the outcome of the call is then unknown:
 
 * `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
-* `OperationTimeoutError`: no answer in time;
-* `BadRequestError`: a message was too large for one of the two ends;
+* `OperationTimeoutError`: no answer came in time;
+* `BadRequestError`: a message was too large for the client or for the bookie;
 * `ClientClosedError`: the channel was closed during the call. If the channel was closed because the
   bookie has another address now, the error is `BookieUnreachableError`.
 
@@ -74,7 +74,7 @@ class BookieChannel:
     """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
 
     The first call or stream opens the connections. Streams run in the task group `tasks`, which
-    must outlive them; `close` ends all streams. Only one event loop may use a channel.
+    must end after all streams; `close` ends all streams. Only one event loop may use a channel.
 
     Args:
         address: Address at which the bookie listens.
@@ -133,7 +133,7 @@ class BookieChannel:
 
     @property
     def is_failing(self) -> bool:
-        """True if the address leads to no bookie, or to another one, so that another is due."""
+        """True if another address should be tried: this one leads to no bookie or a wrong one."""
         return self._carrier.is_failing or any(
             isinstance(one, AddStream) and one.is_misdirected for one in self._streams
         )
@@ -353,7 +353,7 @@ class BookieChannel:
 
         This method enforces the timeout, because a gRPC deadline costs much work in each call. With
         32 concurrent calls on two shared cores, 6200 calls a second are possible; with gRPC
-        deadlines 2400.
+        deadlines, only 2400 calls.
         """
         self._require_open()
         call = self._carrier.call(rpc, request, self._metadata_for(incarnation, life))
@@ -377,7 +377,7 @@ class BookieChannel:
         return self._understand(parse, data)
 
     def _require_open(self) -> None:
-        """Raise the error of `_check_cancelled` for a call that begins after `close`."""
+        """After `close`, raise the same error as `_check_cancelled`."""
         if self._is_closed:
             raise closed_error(self.address, has_moved=self._has_moved)
 

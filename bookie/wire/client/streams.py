@@ -52,7 +52,8 @@ from bookie.wire.deadlines import Deadlines, is_being_cancelled
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A stream is full if more bytes are queued, because the carrier has not taken them yet."""
+"""A stream is full if more bytes than this are queued, because the carrier has not taken them
+yet."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
 """The longest timeout that a request can carry, 49 days; longer timeouts are reduced to it."""
@@ -82,7 +83,7 @@ class OnAnswer(Protocol):
 
 
 def error_of(address: str, error: Any, tls: TlsHistory) -> BookieError:
-    """Return the `BookieError` for a failed call, from the code and details of its error.
+    """Return the `BookieError` for the code and details of a failed call's error.
 
     Args:
         address: the address of the bookie.
@@ -101,14 +102,17 @@ def error_of(address: str, error: Any, tls: TlsHistory) -> BookieError:
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """The settings of a stream's calls; each attempt opens a new call, in tasks of `tasks`."""
+    """The settings of a stream's calls.
+
+    Each attempt opens a new call, and runs in tasks of the task group `tasks`.
+    """
 
     address: str
     open: Callable[[], Any]
     tasks: asyncio.TaskGroup
     connect_timeout_seconds: float | None
-    """Seconds within which the bookie must accept the stream; None if the carrier sees to it, which
-    then counts how often that fails."""
+    """The seconds within which the bookie must accept the stream. None if the carrier itself
+    enforces this limit, and counts failed attempts."""
     tls: TlsHistory
     failures: tuple[type[Exception], ...]
     """The errors of failed calls, which have the methods `code` and `details`."""
@@ -242,7 +246,7 @@ class Stream(ABC):
             if not call.done():
                 self._call.tls.was_ready = True
             attempt.joins = JOINED_MESSAGES_METADATA in offered
-            # A call that failed has initial metadata too, and is done.
+            # A failed call returns initial metadata, too, but is already done.
             if self._patient and not call.done():
                 writer = self._writer(call, attempt)
             if self._on_open is not None and self._attempt is attempt and not call.done():
@@ -313,7 +317,7 @@ class AddStream(Stream):
         self.life = ""
         """The id of the bookie process that last accepted the stream; empty if it sent none."""
         self.is_misdirected = False
-        """True if another bookie has answered the last attempt."""
+        """True if a bookie with another id answered the last attempt."""
 
     def send(self, request: bytes) -> None:
         """Queue one add request; streams to other bookies may queue the same bytes object.
@@ -338,7 +342,7 @@ class AddStream(Stream):
                 f"bookie {self.address} may have lost what it acknowledged: it has another "
                 "incarnation now"
             )
-        # A failed call names no incarnation either; then nothing is known.
+        # A failed call also names no incarnation, so the bookie's incarnation is unknown.
         return BookieUnreachableError(f"bookie {self.address} did not say which incarnation it is")
 
     def _deliver(self, data: bytes) -> None:
@@ -425,7 +429,7 @@ class ReadStream(Stream):
 
     def _deliver(self, data: bytes) -> None:
         request_id, fields = scan_read_response(data)
-        # A caller that gave up has removed its request, or will.
+        # If the caller has given up, its request is already removed, or its future is done.
         answer = self._awaited.get(request_id)
         if answer is not None and not answer.done():
             answer.set_result(fields)

@@ -34,17 +34,18 @@ _PROBLEMS: Final = (
     ("Secure read failed", _ENDED_SENTENCE),
     ("Tls handshake failed", "the TLS handshake failed"),
 )
-"""Parts of gRPC's text and their sentences; the first part that occurs in the text counts.
+"""Parts of a carrier's error text, each with its sentence; the first part that occurs counts.
 
 Source: texts of gRPC 1.85 and of Python 3.11 with OpenSSL 3, seen by tests.
 """
 
 
 _ENDED: Final = ("Socket closed", "Handshake read failed", "Connection reset by peer")
-"""Texts of gRPC if a bookie ends a connection that is not ready yet.
+"""Parts of gRPC's error text if a bookie ends a connection before it is ready.
 
-The text depends on gRPC's poller. With TLS 1.3, a bookie checks the client's certificate after the
-client has finished its part of the handshake. So the client sees only that the connection ends.
+It depends on gRPC's poller which of these texts appears. With TLS 1.3, a bookie checks the client's
+certificate after the client has finished its part of the handshake. So the client sees only that
+the connection ends.
 """
 
 
@@ -56,7 +57,8 @@ class TlsHistory:
     def __init__(self, *, uses_tls: bool) -> None:
         self._uses_tls = uses_tls
         self.was_ready = False
-        """True if the bookie has answered before: a later end has another reason than TLS."""
+        """True if the bookie has answered before; then TLS is not the reason if the connection
+        ends."""
 
     def problem(self, details: str) -> str:
         """Return the reason for a TLS failure; empty if the failure has another reason."""

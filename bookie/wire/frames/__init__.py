@@ -1,4 +1,5 @@
-"""The carrier by frames: messages with a length, on TCP or TLS, one connection for each stream.
+"""The carrier by frames: length-prefixed messages on TCP or TLS, one connection for each stream.
 
-`format` has the bytes, `connection` what both ends share, `server` and `client` the two ends.
+`format` defines the bytes. `connection` contains the code that both ends share. `server` and
+`client` are the two ends.
 """

@@ -1,4 +1,4 @@
-"""A client's conversations by frames with one bookie; see `Carrier`.
+"""A client's side of the carrier by frames: streams, listings and calls; see `Carrier`.
 
 Each stream and each listing has a connection of its own. All calls with one answer share another
 connection, which opens at the first call, and closes after `rpc.connection_idle_seconds_max`
@@ -43,17 +43,19 @@ C = TypeVar("C", bound="ClientConnection")
 REQUEST_ID_BYTES: Final = 4
 
 REQUEST_IDS: Final = 2 ** (8 * REQUEST_ID_BYTES)
-"""Ids of calls begin again after so many calls."""
+"""The number of different call ids; after this many calls on one connection, the ids repeat."""
 
 FAILURES_MAX: Final = 3
-"""After so many failed attempts to connect in a row, frames count as unreachable."""
+"""After this many failed attempts to connect in a row, the bookie's port for frames counts as
+unreachable."""
 
 CONNECTING: Final = "failed to connect: "
-"""Begins the details of a failure before the bookie's hello, as in gRPC's texts."""
+"""The first words of each error text for a failure before the bookie's hello; gRPC's error texts
+contain these words, too."""
 
 
 class PreparedPairs:
-    """The metadata of calls, which is encoded once for all calls of one kind."""
+    """The metadata of calls; it is encoded only once for all calls of the same method."""
 
     __slots__ = ("_heads", "pairs")
 
@@ -62,7 +64,7 @@ class PreparedPairs:
         self._heads: dict[str, bytes] = {}
 
     def head(self, rpc: str) -> bytes:
-        """Return what stands between the id and the message of a call.
+        """Return the bytes that come between the id and the message of an encoded call.
 
         Raises:
             BadRequestError: the metadata is too large.
@@ -82,8 +84,9 @@ class FramesCarrier:
         tasks: the group that runs attempts to connect; it must outlive `close`.
         settings: message sizes and keepalive, the same as the bookie's.
         connect_timeout_seconds: the longest time until the bookie's hello.
-        context: returns the SSL context for TLS, which verifies the host. It is asked at each
-            attempt to connect, because certificates are renewed. None means plaintext.
+        context: returns the SSL context for TLS, which verifies the host. The carrier calls this
+            function at each attempt to connect, because certificates are renewed from time to time.
+            None means plaintext.
     """
 
     failures: tuple[type[Exception], ...] = (CallError,)
@@ -105,7 +108,7 @@ class FramesCarrier:
         self.context = context
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.failures_in_row = 0
-        """The number of failed attempts to connect since the last one that a bookie answered."""
+        """The number of attempts to connect that failed since a bookie last answered an attempt."""
         self._connections: dict[ClientConnection, None] = {}
         self._calls: CallsConnection | None = None
         self._is_closed = False
@@ -146,7 +149,7 @@ class FramesCarrier:
         await asyncio.sleep(0)
 
     def forget(self, connection: ClientConnection) -> None:
-        """Drop a connection that is over."""
+        """Forget a connection that has ended."""
         self._connections.pop(connection, None)
 
     def _begin(self, connection: C) -> C:
@@ -159,11 +162,11 @@ class FramesCarrier:
 
 
 class ClientConnection(FramedConnection):
-    """A client's end of one connection, from the attempt to connect to the last message.
+    """The client's side of one connection, from the attempt to connect to the last message.
 
     Args:
-        carrier: the settings of the connection.
-        hello: the conversation to begin.
+        carrier: provides the settings of the connection.
+        hello: names the conversation that the connection begins: a stream, a listing or `CALLS`.
     """
 
     def __init__(self, carrier: FramesCarrier, hello: ClientHello) -> None:
@@ -173,18 +176,19 @@ class ClientConnection(FramedConnection):
         self._loop = asyncio.get_running_loop()
         self._attempt: asyncio.Task[None] | None = None
         self._changed: list[asyncio.Future[None]] = []
-        """Futures that are done when the connection is made, greeted, or over."""
+        """Futures that become done at the next change: the connection is made, is accepted by the
+        bookie, or ends."""
         self._offered: Pairs | None = None
-        """The metadata of the bookie's hello."""
+        """The metadata of the bookie's hello; None until the bookie accepts the conversation."""
         self._is_answered = False
         """True if a bookie has accepted or refused the conversation."""
         self._outcome: BaseException | None = None
-        """The reason for the end; None after an end in order."""
+        """The error that ended the conversation; None after a normal end, and before the end."""
         self.is_over = False
 
     @property
     def is_ready(self) -> bool:
-        """True if the bookie has accepted the conversation, and it is not over."""
+        """True if the bookie has accepted the conversation, and the conversation has not ended."""
         return self._offered is not None and not self.is_over
 
     def begin(self) -> None:
@@ -193,7 +197,7 @@ class ClientConnection(FramedConnection):
         self._attempt = self._carrier.tasks.create_task(self._connect(), name=name)
 
     def cancel(self) -> bool:
-        """End the conversation; the bookie may still handle what it has received."""
+        """End the conversation; the bookie may still handle the messages that it has received."""
         return self._finish(asyncio.CancelledError())
 
     def fail(self, code: CallCode, details: str) -> None:
@@ -224,7 +228,7 @@ class ClientConnection(FramedConnection):
         self.fail(CallCode.UNAVAILABLE, CONNECTING + reason)
 
     def _opening(self) -> bytes:
-        """Return the bytes that follow the hello at once."""
+        """Return the bytes to send immediately after the hello, before the bookie answers."""
         return b""
 
     def _is_accepted(self) -> None:
@@ -249,7 +253,8 @@ class ClientConnection(FramedConnection):
         if hello.code is CallCode.UNAUTHENTICATED:
             self.fail(hello.code, CONNECTING + hello.details)
             return
-        # Also by a refusal, such as of a bookie that starts: frames can be reached.
+        # A refusal, for example by a bookie that is starting, also shows that the port can be
+        # reached.
         self._carrier.failures_in_row = 0
         self._is_answered = True
         if hello.code is not CallCode.OK:
@@ -353,7 +358,7 @@ class StreamConnection(ClientConnection):
     async def write(self, message: bytes, /) -> None:
         """Send one message, and wait until the bookie accepts the call and takes the message.
 
-        Only the acceptance tells the caller if its further messages may be joined.
+        Only from the acceptance, the caller learns if it may join further messages.
 
         Raises:
             BrokenCallError: the call has ended.
@@ -375,7 +380,8 @@ class StreamConnection(ClientConnection):
                 self._took(message)
                 yield message
                 if inbox:
-                    # What the message has set free is sent before the next one is handled.
+                    # Before the next message is handled, let the tasks run that this message has
+                    # woken.
                     await asyncio.sleep(0)
             if self.is_over:
                 break
@@ -395,21 +401,22 @@ class StreamConnection(ClientConnection):
 
 
 class CallsConnection(ClientConnection):
-    """The connection of all calls with one answer."""
+    """The connection that all calls with one answer share."""
 
     def __init__(self, carrier: FramesCarrier) -> None:
         super().__init__(carrier, ClientHello(CALLS, ()))
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._early: list[bytes] = []
-        """Requests from before the connection was made."""
+        """Requests that were made before the connection was established."""
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
     def request(self, rpc: str, message: bytes, metadata: PreparedPairs) -> asyncio.Future[bytes]:
-        """Send a call; the result is its answer. To cancel the future cancels the call.
+        """Send a call, and return a future for its answer; cancelling the future cancels the call.
 
-        The future fails with a `CallError`. It is cancelled when the carrier is closed.
+        If the call fails, the future raises `CallError`. If the carrier is closed, the future is
+        cancelled.
 
         Raises:
             BadRequestError: the metadata is too large.
@@ -460,7 +467,7 @@ class CallsConnection(ClientConnection):
         self._rest()
 
     def _rest(self) -> None:
-        """Close the connection later if there is no call until then."""
+        """If no call is running, start the timer that closes the idle connection."""
         if not self._waiting and self._idle is None:
             seconds = self._carrier.settings.connection_idle_seconds_max
             self._idle = self._loop.call_later(seconds, self.cancel)
@@ -477,10 +484,11 @@ class CallsConnection(ClientConnection):
                 answer.set_exception(self._error())
 
     def _error(self) -> CallError:
-        """Return the error of a call without an answer.
+        """Return the error for a call that got no answer before the connection ended.
 
-        Once the bookie has accepted the connection, nobody knows which call is at fault, or what
-        became of it. So the error is one after which a call may be repeated.
+        Once the bookie has accepted the connection, the client does not know which call caused the
+        end, or if a call was executed. So the error is UNAVAILABLE, after which a call may be
+        repeated.
         """
         error = self._outcome
         if not isinstance(error, CallError):

@@ -1,14 +1,15 @@
 """One TCP connection of the carrier by frames: messages in both directions, with flow control.
 
-TCP itself is the flow control. While the owner does not take messages, the connection reads nothing
+TCP provides the flow control. While the owner does not take messages, the connection reads nothing
 more from its socket, so the peer's writes wait. So one connection holds at most `INBOX_BYTES_MAX`,
-one piece from the socket, and an incomplete frame. In one turn of the event loop, a connection
-handles at most `UNITS_MAX` units, and reads nothing more until the others have had their turns.
+plus the bytes of one read from the socket, plus an incomplete frame. In one turn of the event loop,
+a connection handles at most `UNITS_MAX` units (hellos and frames). It reads nothing more until the
+other connections have had their turns.
 
-While the peer does not read, `write` waits after it has passed its message on. So with one writer,
-a connection holds at most one message beyond `OUTBOX_BYTES_MAX`. If several writers share it, or
-its writers are cancelled, each of them waits in `until_writable` before it writes. TLS holds as
-much once more, because it has a buffer of its own.
+While the peer does not read, `write` passes its message to the transport, and then waits. So with
+one writer, a connection holds at most one message beyond `OUTBOX_BYTES_MAX`. If several tasks write
+to one connection, or if its writing tasks are cancelled, each task calls `until_writable` before it
+writes. With TLS, a connection holds up to twice as many bytes, because TLS has a buffer of its own.
 """
 
 from __future__ import annotations
@@ -25,36 +26,40 @@ from bookie.wire.frames.format import UnitBuffer, UnitKind, pack_size
 from bookie.wire.interfaces import BrokenCallError
 
 INBOX_BYTES_MAX: Final = 1024 * 1024
-"""While more bytes of messages wait to be taken, nothing is read from the socket."""
+"""If more bytes than this wait in the inbox, the connection stops reading from its socket."""
 
 OUTBOX_BYTES_MAX: Final = 256 * 1024
-"""When more bytes wait to be sent, `write` waits until at most half as many do. A joined message of
-64 entries has about 70 KB, of which the kernel may take a part at first."""
+"""If more bytes than this wait to be sent, `write` waits until at most half of this number is left.
+A joined message of 64 entries has about 70 KB, and the kernel may first take only a part of it."""
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes that wait in the kernel because nobody reads them, as with gRPC. More would let a
-bookie that is held up seem to hold too many unread bytes (`bookie.daemon.unfinished`)."""
+"""The largest number of received bytes that wait unread in the kernel, the same as gRPC's window.
+With a larger window, a delayed bookie would seem to hold too many unread bytes
+(`bookie.daemon.unfinished`)."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 128
-"""A message counts for so much more in the inbox, so that many small messages are bounded, too."""
+"""Added to the size of each message in the inbox, so that the number of small messages is limited,
+too."""
 
 _KEEPALIVE_SECONDS_MAX: Final = 32_767
 _PATIENCE_MS_MAX: Final = 2**31 - 1
-"""The largest times that Linux takes."""
+"""The largest times that Linux accepts for these socket options."""
 
 _JOINED_BYTES_MAX: Final = 4096
-"""The head of a larger message is sent beside it, because a copy would cost more. TLS would make a
-record of its own of the head, and copies each message anyhow."""
+"""If a message is larger, its size field is written separately, because joining both would copy the
+message. With TLS, both are always joined: TLS copies each message anyway, and would put the size
+field into a record of its own."""
 
 
 def prepare_socket(
     connection: socket.socket, settings: RpcSettings, patience_seconds: float
 ) -> None:
-    """Send small messages at once, and notice a peer that is gone in the times of gRPC's keepalive.
+    """Make the socket send small messages at once, and detect a dead peer as fast as gRPC does.
 
     After `keepalive_seconds` of silence the kernel probes the peer. The connection ends if the peer
-    acknowledges nothing for `patience_seconds`, neither probes nor data. The kernel counts a peer
-    that takes no data as silent, so the time is not shorter than two pings of gRPC take.
+    acknowledges nothing for `patience_seconds`, neither probes nor data. The kernel also counts a
+    peer that reads no data as silent. So this time is at least the sum of gRPC's two keepalive
+    times.
     """
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -70,7 +75,7 @@ def prepare_socket(
 
 
 class FramedConnection(asyncio.BufferedProtocol):
-    """The protocol object of one connection; both ends derive from it.
+    """The asyncio protocol of one connection; the classes of client and bookie derive from it.
 
     A subclass defines `_greet`, which handles the peer's hello, and may define the other hooks.
 
@@ -85,48 +90,48 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
         self._reader: asyncio.Future[None] | None = None
-        """The future on which `read` waits for a message or the end."""
+        """The future on which `read` waits for a message or for the connection's end."""
         self._writers: dict[asyncio.Future[None], None] = {}
-        """The futures on which writes wait until the peer has taken enough."""
+        """The futures on which writers wait until the transport accepts more bytes."""
         self._is_tls = False
         self._is_writable = True
         self._is_reading = True
         self._is_full = False
-        """True if enough messages wait in the inbox."""
+        """True if the inbox is full, so that nothing more is read from the socket."""
         self._is_due = False
-        """True if `_go_on` is going to be called."""
+        """True if `_go_on` is scheduled, but has not been called yet."""
         self._has_ended = False
         """True if the peer sends no more messages."""
         self._is_broken = False
-        """True if the connection is over, or given up."""
+        """True if the connection has ended or was aborted."""
         self._is_discarding = False
-        """True if received bytes are of no use any more."""
+        """True if the connection ignores all bytes that it still receives."""
 
     # --- hooks ---------------------------------------------------------------------------
 
     def _greet(self, body: bytes) -> None:
-        """Handle the peer's hello; set `frame_bytes_max` of `_units`, or give the connection up."""
+        """Handle the peer's hello: set `frame_bytes_max` of `_units`, or end the connection."""
         raise NotImplementedError
 
     def _arrived(self, message: bytes) -> None:
-        """Handle a message; here, queue it for `read`."""
+        """Handle a message; this default puts it into the inbox for `read`."""
         self._inbox.append(message)
         self._hold(message)
         self._wake()
 
     def _end_arrived(self, body: bytes | None) -> None:
-        """Handle the peer's last frame; `body` is None if the peer only closed its side."""
+        """Handle the peer's last frame; `body` is None if the peer closed its side without one."""
         del body
         self._has_ended = True
         self._wake()
 
     def _malformed(self, error: BadRequestError) -> None:
-        """Handle bytes that no peer of this carrier sends; here, give the connection up."""
+        """Handle bytes that break the format; this default aborts the connection."""
         del error
         self.abort()
 
     def _lost(self, error: Exception | None) -> None:
-        """Handle the end of the connection, which comes exactly once if it was ever made."""
+        """Handle the connection's end; called exactly once for each established connection."""
 
     # --- for the owner -------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             await self.until_writable()
 
     async def until_writable(self) -> None:
-        """Wait while more than `OUTBOX_BYTES_MAX` wait to be sent.
+        """Wait while too many bytes wait to be sent (`OUTBOX_BYTES_MAX`).
 
         Raises:
             BrokenCallError: the connection has broken.
@@ -173,22 +178,22 @@ class FramedConnection(asyncio.BufferedProtocol):
             try:
                 await waiting
             finally:
-                self._writers.pop(waiting, None)  # it is there if the wait was cancelled
+                self._writers.pop(waiting, None)  # it is still there after a cancelled wait
 
     def abort(self) -> None:
-        """Close the connection at once; bytes that the kernel has are still sent."""
+        """Close the connection at once; the kernel still sends the bytes that it has taken."""
         self._is_broken = True
         if self._transport is not None:
             self._transport.abort()
 
     def _hold(self, message: bytes) -> None:
-        """Count a message that waits until it is taken."""
+        """Count the bytes of a message that waits to be taken; stop reading at the limit."""
         self._inbox_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
         if self._inbox_bytes > INBOX_BYTES_MAX:
             self._pause()
 
     def idle_descriptor(self) -> int:
-        """Return the descriptor of a connection from which nothing is read now; otherwise -1."""
+        """Return the socket's descriptor while nothing is read from the socket; otherwise -1."""
         if self._is_reading or self._is_broken or self._transport is None:
             return -1
         return int(self._transport.get_extra_info("socket").fileno())
@@ -216,7 +221,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._steer()
 
     def _steer(self) -> None:
-        """Read from the socket while the inbox has room, and no received unit waits for it."""
+        """Read from the socket only while the inbox has room and all received units are handled."""
         if self._transport is None or self._is_broken:
             return
         has_more = self._units.has_more
@@ -231,7 +236,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _wake(self) -> None:
-        """Wake the reader, and all writers if they have reason to go on."""
+        """Wake the reader; wake the writers if they can write, or if the connection is broken."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self._writers and (self._is_writable or self._is_broken):
@@ -279,7 +284,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         for kind, body in units:
             self._take(kind, body)
         if units and units[0][0] is UnitKind.HELLO and self._units.has_more:
-            self._take_units(0)  # only the receiver of a hello knows the largest size of a frame
+            self._take_units(0)  # the hello's handler has set the largest size of a frame
         elif self._has_ended and self._units.held_bytes:
             raise BadRequestError("bytes follow the end")
 
@@ -297,13 +302,14 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         while self._units.has_more and not (self._is_broken or self._is_discarding):
-            # TLS alone can end before they had their turn, and then waits for nothing.
+            # Only with TLS, the end can arrive before these units had their turn, and TLS does not
+            # wait for them.
             self.buffer_updated(0)
         if self._units.held_bytes and not (self._has_ended or self._is_discarding):
             self._malformed(BadRequestError("the connection ended within a message"))
         elif not self._has_ended:
             self._end_arrived(None)
-        # TLS cannot close one side alone.
+        # TLS cannot close only one direction of a connection.
         assert self._transport is not None
         return not (self._is_tls or self._is_broken)
 

@@ -1,4 +1,4 @@
-"""The bytes of the carrier by frames: hellos, frames, and the calls on a shared connection.
+"""The byte format of the carrier by frames: hellos, frames, and calls on a shared connection.
 
 A connection begins with a hello of the client, which names the *conversation*: a stream, a listing,
 or `CALLS`. The bookie answers with a hello of its own. Then both ends send frames. A frame carries
@@ -50,21 +50,22 @@ HELLO_BYTES_MAX: Final = 2**16 - 1
 """The largest body of a hello, and the largest head of a request."""
 
 CALLS: Final = "Calls"
-"""The conversation that carries many calls with one answer each."""
+"""The name of the conversation that carries many calls, each with one answer."""
 
 END_BIT: Final = 1 << 31
 HEAD_BYTES: Final = 4
 
 SCRATCH_BYTES: Final = 256 * 1024
-"""The most bytes that are taken from a socket at a time."""
+"""The largest number of bytes that one read takes from a socket."""
 
 UNITS_MAX: Final = 128
-"""The most units that are split off at a time, because 256 KiB may hold 65 536 of them."""
+"""The most units (hellos, frames) that `UnitBuffer.received` returns at a time; 256 KiB may contain
+65 536 units."""
 
 _PARTIAL_BYTES_MIN: Final = 512
 _GROWTH: Final = 2
-"""A buffer for bytes that wait is at most this many times as large as they are. So their memory is
-at most twice what `bookie.daemon.unfinished` counts."""
+"""The buffer of an incomplete unit is at most this many times as large as the bytes in it. So the
+buffers take at most twice the memory that `bookie.daemon.unfinished` counts."""
 
 _HELLO: Final = struct.Struct(">4sHH")
 _SIZE: Final = struct.Struct(">I")
@@ -77,7 +78,7 @@ _unpack_size: Final = _SIZE.unpack_from
 
 
 class UnitKind(IntEnum):
-    """The kinds of units of which a connection consists."""
+    """The kinds of units in the byte stream of a connection."""
 
     MESSAGE = 0
     END = 1
@@ -98,7 +99,7 @@ class ClientHello:
 
 @dataclass(frozen=True, slots=True)
 class BookieHello:
-    """The bookie's answer to a hello; with a `code` other than OK, the bookie then closes."""
+    """The bookie's answer to a hello; after a `code` other than OK, it closes the connection."""
 
     code: CallCode
     details: str
@@ -156,13 +157,13 @@ def parse_bookie_hello(body: bytes) -> BookieHello:
 
 
 def encode_end(code: CallCode, details: str = "") -> bytes:
-    """Encode the last frame of a direction, with its head."""
+    """Encode the last frame that one side sends, including the frame's size field."""
     body = bytes((code,)) + details.encode()[:HELLO_BYTES_MAX]
     return pack_size(END_BIT | len(body)) + body
 
 
 def parse_end(body: bytes) -> tuple[CallCode, str]:
-    """Parse the body of the last frame of a direction.
+    """Parse the body of the last frame that the peer sends.
 
     Raises:
         BadRequestError: the body is malformed.
@@ -173,7 +174,7 @@ def parse_end(body: bytes) -> tuple[CallCode, str]:
 
 
 def encode_request(request: CallRequest) -> bytes:
-    """Encode one call on `CALLS`, without the head of the frame.
+    """Encode one call on `CALLS`, without the frame's size field.
 
     Raises:
         BadRequestError: the metadata is too large.
@@ -185,7 +186,7 @@ def encode_request(request: CallRequest) -> bytes:
 
 
 def encode_cancelled(request_id: int) -> bytes:
-    """Encode that nobody waits for the answer of a call any more."""
+    """Encode the body that cancels a call, because nobody waits for its answer any more."""
     return pack_size(request_id)
 
 
@@ -212,12 +213,12 @@ def parse_request(body: bytes, head_bytes_max: int = HELLO_BYTES_MAX) -> CallReq
 
 
 def parse_request_head(body: bytes) -> tuple[int, str | None, int]:
-    """Return the id and the name of a call, and where its message begins.
+    """Return a call's id and name, and the position at which its message begins.
 
-    The name is None if the frame cancels the call. The metadata is not looked at.
+    The name is None if the frame cancels the call. The function does not parse the metadata.
 
     Raises:
-        BadRequestError: the body is malformed; malformed metadata is found by `parse_request`.
+        BadRequestError: the body is malformed; only `parse_request` finds malformed metadata.
     """
     if len(body) == _SIZE.size:
         return _unpack_size(body)[0], None, len(body)
@@ -247,7 +248,7 @@ def parse_answer(body: bytes) -> tuple[int, CallCode, bytes]:
 
 
 class UnitBuffer:
-    """Splits the bytes of one connection into its units, in whatever pieces they arrive.
+    """Splits the bytes of one connection into units; the bytes may arrive in pieces of any size.
 
     The owner receives bytes into `space`, and then calls `received`. Connections of one event loop
     share `scratch`, so an idle connection has no buffer. Only the beginning of an incomplete unit
@@ -273,11 +274,11 @@ class UnitBuffer:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that no returned unit contains."""
+        """The number of received bytes that are not part of a returned unit."""
         return self._end - self._start
 
     def drop(self) -> None:
-        """Forget the bytes that no returned unit contains, and the memory that they take."""
+        """Forget the bytes that are not part of a returned unit, and free their memory."""
         self._view, self._start, self._end = self._scratch, 0, 0
         self.has_more = False
 
@@ -286,10 +287,11 @@ class UnitBuffer:
         return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> list[tuple[UnitKind, bytes]]:
-        """Return the units that the next `count` bytes complete, at most `UNITS_MAX`.
+        """Take `count` new bytes; return the units that are complete now, at most `UNITS_MAX`.
 
         A hello is returned alone, because its receiver must set `frame_bytes_max` before the frames
-        behind it are split. The units before an error are returned first, and the next call raises.
+        behind it are split. If an error follows complete units, this call returns the units, and
+        the next call raises the error.
 
         Raises:
             BadRequestError: the connection does not begin with a hello of this version.
@@ -346,7 +348,7 @@ class UnitBuffer:
         return whole
 
     def _keep(self, view: memoryview, start: int, end: int, needed: int) -> None:
-        """Keep the beginning of a unit, which has `needed` bytes as far as is known."""
+        """Keep the bytes of an incomplete unit; `needed` is the unit's size, as far as known."""
         left = end - start
         if not left:
             self._view, self._start, self._end = self._scratch, 0, 0
@@ -380,7 +382,7 @@ def _texts(first: str, pairs: Iterable[tuple[str, str | bytes]]) -> bytes:
 
 
 def _split_texts(data: bytes, position: int) -> tuple[str, Pairs]:
-    """Split the rest of `data` into its first text and pairs of texts."""
+    """Split `data`, from `position` on, into one text and pairs of texts."""
     texts: list[str] = []
     while position < len(data):
         start = position + _TEXT.size

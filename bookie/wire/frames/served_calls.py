@@ -1,4 +1,4 @@
-"""A bookie's side of the connection on which a client's calls with one answer come."""
+"""The bookie's side of the connection that carries a client's calls with one answer each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 IDLE_TIMES: Final = 2
 """A connection for calls is closed after this many times `rpc.connection_idle_seconds_max` without
-a call. Our client closes it after one time, so it never sends a call at this moment."""
+a call. Our client closes it after `rpc.connection_idle_seconds_max`, so it never sends a call while
+the bookie closes."""
 
 URGENT_BYTES_MAX: Final = 1024
-"""The request of a call that recovery waits for is smaller."""
+"""Every request for which a recovery waits is smaller than this."""
 
 _log = event_log(__name__)
 
@@ -36,12 +37,13 @@ _log = event_log(__name__)
 class ServedCalls:
     """The calls of one connection, each in a task of its own.
 
-    While as many calls run as one connection may have, further requests wait. The connection counts
-    them, and reads nothing while too many bytes wait. A cancel does not wait.
+    While the largest allowed number of calls runs on one connection, further requests wait. The
+    connection counts their bytes, and reads nothing while too many bytes wait. A cancellation does
+    not wait.
 
     Each call waits for a turn of the event loop before it begins, so a client with thousands of
-    calls on many connections delays no other address. Calls that recovery waits for have turns of
-    their own, and overtake the others.
+    calls on many connections delays no other address. Calls for which a recovery waits have turns
+    of their own, and overtake the other calls.
     """
 
     def __init__(self, connection: ServedConnection, port: FramesPort, handlers: Handlers) -> None:
@@ -54,16 +56,16 @@ class ServedCalls:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_draining = False
         self._is_over = False
-        """True if the connection has ended, so that nothing is begun any more."""
+        """True if the connection has ended, so that no further call begins."""
         self._loop = asyncio.get_running_loop()
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
     def arrived(self, data: bytes) -> None:
-        """Take a frame of the client: a request, or the cancel of an earlier one.
+        """Take a frame of the client: a request, or the cancellation of an earlier request.
 
         Raises:
-            BadRequestError: the frame is too short, or its id is that of another call.
+            BadRequestError: the frame is too short, or another unanswered call has the same id.
         """
         request_id, rpc, start = parse_request_head(data)
         if rpc is None:
@@ -81,7 +83,7 @@ class ServedCalls:
         self.pump()
 
     def _cancelled(self, request_id: int) -> None:
-        """Give up a call that waits or runs; other ids belong to calls that were answered."""
+        """Cancel a call that waits or runs; ignore other ids, whose calls were already answered."""
         for queue in self._queues():
             if (data := queue.pop(request_id, None)) is not None:
                 self._connection.took(data)
@@ -91,7 +93,7 @@ class ServedCalls:
             _cancel(task)
 
     def pump(self) -> None:
-        """Begin the requests that wait, as far as there is room; during a stop, refuse them."""
+        """Begin waiting requests while there is room; if the bookie is stopping, refuse them."""
         most = self._port.settings.concurrent_streams_max
         for waiting in (self._urgent, self._others):
             while waiting.requests and not self._is_over:
@@ -158,7 +160,7 @@ class ServedCalls:
         return encode_answer(request.request_id, code, data)
 
     def drain(self) -> None:
-        """Refuse further calls; the connection ends after the answers to earlier ones."""
+        """Refuse further calls; the connection ends after the earlier calls are answered."""
         self._is_draining = True
         self.pump()
 
@@ -177,7 +179,10 @@ class ServedCalls:
         self.pump()
 
     def _rest(self) -> None:
-        """Without calls: end a connection that drains or whose client has ended, soon or later."""
+        """If no call is left, end the connection, or start its idle timer.
+
+        The connection ends at once if it drains, or if its client has ended.
+        """
         if self._is_over or self._running or any(self._queues()):
             return
         if self._is_draining or self._connection.has_ended:
@@ -188,11 +193,11 @@ class ServedCalls:
 
 
 class WaitingCalls:
-    """Requests of one connection that are not begun, and the turn for which the first one waits.
+    """Requests of one connection that wait to begin, and the turn for which the first one waits.
 
     Args:
         turns: the turns of all connections.
-        line: the line of the connection's address.
+        line: the name of the line in which the connection's address waits for turns (`Turns`).
         go_on: called when the turn has come.
     """
 
@@ -205,7 +210,7 @@ class WaitingCalls:
         self._turn: asyncio.Future[None] | None = None
 
     def take_turn(self) -> bool:
-        """Take a turn of the event loop; return False if it is still to come."""
+        """Take a turn of the event loop; return False if the turn has not come yet."""
         if self._turn is not None:
             if not self._turn.done():
                 return False
@@ -225,7 +230,7 @@ class WaitingCalls:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    if not task.cancelling():  # a second cancel would interrupt what follows the first one
+    if not task.cancelling():  # a second cancellation would interrupt the task's cleanup
         task.cancel()
 
 

@@ -48,10 +48,10 @@ class GrpcCarrier:
 
     @property
     def is_failing(self) -> bool:
-        return False  # nothing else reaches a bookie that gRPC does not reach
+        return False  # if gRPC cannot reach a bookie, no other carrier can
 
     def prepared(self, metadata: Pairs, /) -> Any:
-        # In gRPC's own type, so that gRPC need not convert it at each call.
+        # This is gRPC's own type, so gRPC need not convert the metadata at each call.
         return aio.Metadata(*metadata)
 
     def stream(self, rpc: str, metadata: Any, /, *, is_bulk: bool = False) -> Any:

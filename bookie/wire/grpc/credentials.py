@@ -11,7 +11,8 @@ credentials, which starts a thread for each call. A call by TLS takes 480 µs wi
 with the token in its metadata, and 670 µs with the plugin.
 
 gRPC for Python has no setting for the lowest version of TLS. Its library offers TLS 1.2 and 1.3. If
-both ends use gRPC, they agree on 1.3. TLS 1.3 itself detects an attacker who makes them use 1.2.
+both ends use gRPC, they agree on TLS 1.3. TLS 1.3 itself detects an attacker who tries to make them
+use TLS 1.2.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class ServerSecurity:
         """Return the configuration for a handshake; None if the files have not changed.
 
         A thread of gRPC calls this method. gRPC replaces its configuration by each result and frees
-        the old one, which other handshakes may still use. So an unchanged configuration must not be
-        returned: it would risk a crash without need.
+        the old one, which other handshakes may still use. So this method must not return an
+        unchanged configuration, because that would risk a crash without need.
         """
         pems = self._files.pems
         if pems is self._made_of:

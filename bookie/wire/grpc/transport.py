@@ -32,8 +32,9 @@ WINDOW_BYTES: Final = 4 * 1024 * 1024
 
 The window size is fixed. By default gRPC begins with 64 KiB and grows the window by measurements,
 which takes long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth
-of both ends' time. This window size allows 400 MB/s over a network with a round trip of 10 ms. The
-window also bounds the memory of gRPC for a stream that the bookie does not read.
+of the time that client and bookie need. This window size allows 400 MB/s over a network with a
+round trip of 10 ms. The window also bounds the memory of gRPC for a stream that the bookie does not
+read.
 """
 
 UNBOUNDED: Final = 2**31 - 2
@@ -63,8 +64,8 @@ def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> C
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Without these two, gRPC (1.85) waits a minute for an answer to a ping or to its own
-        # settings, even with a shorter timeout of keepalive. So does a client.
+        # Without these two options, gRPC (1.85) waits a minute for an answer to a ping or to its
+        # own settings, even with a shorter timeout of keepalive. So does a client.
         ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive_timeout_seconds)),
         ("grpc.http2.settings_timeout", _milliseconds(settings.keepalive_timeout_seconds)),
         (

@@ -2,13 +2,13 @@
 
 The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
 reader charges each message to the shares of the connection and of the identity, and waits until
-both have room. The charge ends when the message is answered. Then the reader parses each request of
-the message and waits until the node admits the request's bytes. While the reader waits, it reads no
-message, so gRPC's flow control slows the client down. The reader passes an admitted request to the
-node, which answers with a future. The writer sleeps until the oldest future is done, and then
-writes its result to the client. A single coroutine that reads and writes alternately is half as
-fast: 370 instead of 700 messages of 1 MiB a second. Two coroutines are faster, because gRPC
-receives more from the socket while a coroutine waits in `read`.
+both have room. The charge ends when the message is answered. After it has charged a message, the
+reader parses each request of the message, and waits until the node admits the request's bytes.
+While the reader waits, it reads no message, so gRPC's flow control slows the client down. The
+reader passes an admitted request to the node, which answers with a future. The writer sleeps until
+the oldest future is done, and then writes its result to the client. A single coroutine that reads
+and writes alternately is half as fast: 370 instead of 700 messages of 1 MiB a second. Two
+coroutines are faster, because gRPC receives more from the socket while a coroutine waits in `read`.
 
 When the stream breaks, both coroutines end and the queue is dropped. The futures in the queue are
 not cancelled, so the adds continue. The shares stay charged until the last of these adds is done.
@@ -50,10 +50,12 @@ RPC: Final = "AddStream"
 
 REQUESTS_PER_UNIT: Final = 8
 BYTES_PER_UNIT: Final = 64 * 1024
-"""A message takes one unit of a turn, plus one for each `REQUESTS_PER_UNIT` or `BYTES_PER_UNIT`."""
+"""A message takes one unit of a turn, plus one unit for every `REQUESTS_PER_UNIT` requests, plus
+one unit for every `BYTES_PER_UNIT` bytes."""
 
 RECOVERED_MAX: Final = 4096
-"""The most ledgers that a stream remembers, so that it writes each to the audit log only once."""
+"""The most ledgers with recovery adds that a stream remembers, so that it writes each ledger to the
+audit log only once."""
 
 
 class AddStreamHandler(StreamHandler):
@@ -91,17 +93,19 @@ class AddStreamHandler(StreamHandler):
             self._offers += ((LIFE_METADATA_KEY, life),)
         self._caller = caller
         self._unknown: tuple[Right, int] | None = None
-        """Right and ledger of the last request, if the ledger's log must be looked up first."""
+        """The needed right and the ledger of the last request, if the log of this ledger must be
+        looked up first."""
         self._recovered: set[int] = set()
         """Ledgers for which the audit log already says that this stream sends recovery adds."""
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._held: deque[tuple[int, int]] = deque()
-        """Of each message that is not yet answered: the number of its last request, and its bytes
-        of the shares."""
+        """For each unanswered message: the number of its last request, and the bytes that it
+        charges to the shares."""
         self._accepted = self._sent = 0
         """The number of requests that were accepted, and of answers that were sent."""
         self._joins = False
-        """True once the client has sent a joined message: it then accepts joined answers, too."""
+        """True once the client has sent a joined message; such a client accepts joined answers,
+        too."""
 
     async def _read(self, context: CallContext) -> None:
         """Turn messages into pending answers until the client or the bookie ends the stream.
@@ -129,7 +133,7 @@ class AddStreamHandler(StreamHandler):
                     self._answered.clear()
                     await self._answered.wait()
             if len(pending) == 1:
-                # A single add reaches the journal's thread before the next message is handled.
+                # Let a single add reach the journal's thread before the next message is handled.
                 await asyncio.sleep(0)
             busy.discard(self)
             if self.is_brief:
@@ -153,7 +157,7 @@ class AddStreamHandler(StreamHandler):
         try:
             return split_message(data)
         except BadRequestError:
-            # Pass the bytes on: the node refuses them as an empty request without an id.
+            # Pass the bytes on: `_accept` refuses them as an empty request without an id.
             return (data,)
 
     def _accept(
@@ -247,7 +251,7 @@ class AddStreamHandler(StreamHandler):
             self._visit.end_add(held.popleft()[1])
 
     def _forget(self) -> None:
-        """End the charges to the shares when no add is unanswered any more, perhaps at once."""
+        """End the charges to the shares when the last add is done; at once if no add is left."""
         rest = sum(size for _, size in self._held)
         self._held.clear()
         left = len(self._pending)

@@ -19,14 +19,16 @@ CALL_BYTES: Final = 512
 """Estimated bytes of a call without metadata and messages: path, frame headers, end of stream."""
 
 PARTS: Final = 64
-"""A large message has one byte of frame and TLS record headers for each so many bytes."""
+"""A large message needs one byte of frame and TLS record headers per this number of bytes."""
 
 
 HELD_BACK_BYTES: Final = 12 * 1024 * 1024
-"""The most unread bytes of a stream from which the bookie reads nothing: a window and a message."""
+"""The most unread bytes of a stream that the bookie does not read: a flow-control window and a
+message."""
 
 HELD_BACK_MAX: Final = 2
-"""The most streams of a connection that get `HELD_BACK_BYTES`. Our client has one or two."""
+"""The most streams of a connection for which `HELD_BACK_BYTES` are allowed. Our client has one or
+two such streams."""
 
 
 class Arrived:
@@ -58,7 +60,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._connections: dict[str, Arrived] = {}
         self._old: set[str] = set()
-        """Connections that existed at the last `keep`."""
+        """Connections that existed at the last call of `keep`."""
 
     def of(self, peer: str) -> Arrived:
         """Return the count of a connection; `peer` is gRPC's name of the client's address."""

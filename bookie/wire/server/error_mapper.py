@@ -14,7 +14,7 @@ from bookie.wire.commands import Reply
 _log = event_log(__name__)
 
 RETRY_AFTER_MS_MAX: Final = 2**32 - 1
-"""The longest time that an answer can name, 49 days."""
+"""The longest pause before a retry that an answer can contain, 49 days."""
 
 
 class ErrorMapper:

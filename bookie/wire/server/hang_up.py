@@ -19,11 +19,12 @@ from urllib.parse import unquote
 from bookie.env.own_sockets import peer_name, plain_address, shut_down, socket_inode
 
 _ACKNOWLEDGED: Final = slice(120, 128)
-"""Where ``tcpi_bytes_acked`` is in ``struct tcp_info``. Source: linux/tcp.h, since Linux 4.1."""
+"""The position of ``tcpi_bytes_acked`` in ``struct tcp_info``. Source: linux/tcp.h, since Linux
+4.1."""
 
 
 def hang_up(peers: AbstractSet[str]) -> int:
-    """Shut down the connections from `peers`, which are gRPC's names; return how many were found.
+    """Shut down the connections from `peers` (names of gRPC); return how many were found.
 
     This function examines every open file of the process; each takes about 5 µs.
     """
@@ -33,8 +34,9 @@ def hang_up(peers: AbstractSet[str]) -> int:
 def taken_bytes(peers: AbstractSet[str]) -> dict[str, int]:
     """Return how many bytes each of these peers has taken from its connection so far.
 
-    The kernel counts what the peer's machine has acknowledged. A peer that is gone is left out, and
-    so is everybody on a system that does not count. It looks at open files as `hang_up` does.
+    The kernel counts the bytes that the peer's machine has acknowledged. The result lacks peers
+    that are gone; it is empty if the system does not count these bytes. Like `hang_up`, this
+    function examines every open file.
     """
     taken: dict[str, int] = {}
     for descriptor, _, peer in _connections(peers):
@@ -47,13 +49,13 @@ def taken_bytes(peers: AbstractSet[str]) -> dict[str, int]:
         except (OSError, AttributeError):
             continue
         finally:
-            connection.detach()  # the descriptor stays open, and gRPC's
+            connection.detach()  # the descriptor stays open: it is gRPC's
         taken[peer] = int.from_bytes(info[_ACKNOWLEDGED], sys.byteorder)
     return taken
 
 
 def _connections(peers: AbstractSet[str]) -> Iterator[tuple[int, int, str]]:
-    """Find the connections from `peers`: descriptor, number of the socket, and the peer's name."""
+    """Yield descriptor, socket inode and peer's name of each connection from `peers`."""
     wanted = {unquote(peer): peer for peer in peers}
     for name in os.listdir("/dev/fd"):
         descriptor = int(name)
@@ -73,7 +75,7 @@ def _peer_of(descriptor: int) -> str:
             return ""
         host, port = connection.getpeername()[:2]
     except OSError:
-        return ""  # it listens, or was closed meanwhile
+        return ""  # the socket listens, or was closed meanwhile
     finally:
-        connection.detach()  # the descriptor stays open, and gRPC's
+        connection.detach()  # the descriptor stays open: it is gRPC's
     return peer_name(plain_address(host), port)

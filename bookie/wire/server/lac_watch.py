@@ -51,7 +51,7 @@ class LacWatchHandler(StreamHandler):
         super().__init__(visit, errors, refusal)
         self._caller = caller
         self._learning: dict[int, asyncio.Task[None]] = {}
-        """Look-ups of the logs of ledgers that are to be watched."""
+        """Ledger to be watched → the task that looks up the ledger's log."""
         self._latest: dict[int, LacState] = {}
         self._watched: set[int] = set()
         """Ledgers that are charged to the shares as watches."""
@@ -69,7 +69,7 @@ class LacWatchHandler(StreamHandler):
 
     def _note(self, state: LacState) -> None:
         if self._ended:
-            return  # else ledgers that advance as fast as states are sent would keep the stream
+            return  # else constant changes of ledgers would keep the stream open
         ledger_id = state.ledger_id
         if self._caller is not None and ledger_id not in self._refused:
             decided = self._caller.decide(Right.READ, ledger_id)
@@ -146,13 +146,13 @@ class LacWatchHandler(StreamHandler):
         else:
             self._subscribe(ledger_id)
         finally:
-            # Not the look-up of a later subscription, if this one was cancelled.
+            # If this look-up was cancelled, the entry may belong to a later subscription.
             if self._learning.get(ledger_id) is asyncio.current_task():
                 del self._learning[ledger_id]
             self._answered.set()
 
     async def _write(self, context: CallContext) -> None:
-        """Write the latest state of each changed ledger; the longest waiting ledger is first."""
+        """Write the latest state of each changed ledger; the longest waiting ledger comes first."""
         latest, loop = self._latest, asyncio.get_running_loop()
         while True:
             while latest:

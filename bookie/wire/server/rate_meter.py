@@ -12,7 +12,7 @@ from bookie.wire.server.callers import caller_of
 
 
 class RateMeter:
-    """The meter of one stream or call.
+    """Charges the requests of one stream or one call to the rates.
 
     Recovery adds and fencing reads are admitted without a charge. Callers with the right LIST are
     exempt, too: only repairers and admins have this right. If roles are not required, every caller
@@ -27,7 +27,7 @@ class RateMeter:
     def __init__(self, rates: Rates, gatekeeper: Gatekeeper | None, context: CallerContext) -> None:
         self._rates = rates
         self._judged: Caller | None = None
-        """The caller, if the caller's roles may be an exemption; otherwise None."""
+        """The caller, if its roles may exempt it from the rates; otherwise None."""
         principal = ANONYMOUS
         if gatekeeper is not None:
             caller = caller_of(gatekeeper, context)

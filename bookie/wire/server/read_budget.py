@@ -1,11 +1,11 @@
 """The read budget: a limit on the bytes that all reads of a bookie keep in memory.
 
 Answers stay in memory until their clients have received them. Before a read starts, it reserves the
-largest number of bytes that it may return. When it ends, only the bytes that it returned stay
-charged, until gRPC has taken the answer. So many slow readers fill the budget, not the memory. The
-same bytes are charged to the shares of the reader's connection and identity, so that a few readers
-cannot fill the whole budget. A read that exceeds the budget or a share is refused at once and may
-be retried.
+largest number of bytes that it may return. When the read ends, only the bytes that it returned stay
+charged, until gRPC has taken the answer. So a large number of slow readers fills the budget, not
+the memory. The same bytes are charged to the shares of the reader's connection and identity, so
+that a few readers cannot fill the whole budget. A read that exceeds the budget or a share is
+refused at once and may be retried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bookie.wire.server.shares import RETRY_SECONDS
 from bookie.wire.server.visits import Visit
 
 READ_OVERHEAD_BYTES: Final = 4096
-"""The charge of a read besides its entries, so that empty answers are bounded, too."""
+"""Charged for each read in addition to its entries, so that the number of empty answers is limited,
+too."""
 
 
 class ReadBudget:

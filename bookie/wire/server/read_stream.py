@@ -8,8 +8,7 @@ taken the answer. If a read still waits when its client's timeout has passed, th
 read and sends no answer. When the stream breaks, the bookie drops the stream's answers and cancels
 all its waiting reads. A read that a thread has already begun cannot be cancelled. Its bytes stay in
 memory until the device answers, and stay charged until then. But if the stream breaks after the
-timeout of such a read, the bytes are no longer charged. At most one read for each thread is in this
-state.
+timeout of such a read, the bytes are no longer charged. Each thread has at most one such read.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PENDING_MAX: Final = 1024
 """The largest number of unanswered requests; a client that reads no answers must wait."""
 
 WAITING_MAX: Final = 128
-"""The largest number of a stream's reads that wait for a device: each reserves its bytes."""
+"""The most reads of one stream that wait for a device; each waiting read reserves bytes."""
 
 RPC: Final = "ReadStream"
 
@@ -141,7 +140,7 @@ class ReadStreamHandler(StreamHandler):
     def _has_read(
         self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
     ) -> None:
-        """Answer a read that had to wait; only release its bytes if its client has given up.
+        """Answer a read that had to wait; if its client has given up, only release its bytes.
 
         With a `timeout_ms` of 0, the client waits longer than the bookie. If such a read times out,
         the bookie sends a refusal.
@@ -151,7 +150,7 @@ class ReadStreamHandler(StreamHandler):
         self._under_way.remove(reading)
         in_time = self._deadlines.stop(reading)
         if not in_time and not self._broken and timeout_ms == 0:
-            # The bookie gave it up, and its client still waits.
+            # The bookie gave up the read, but the client still waits for its answer.
             self._errors.given_up()
             self._refuse(request_id, TooManyRequestsError(TOO_LATE), charge)
         elif self._broken or not in_time:
@@ -169,7 +168,7 @@ class ReadStreamHandler(StreamHandler):
         self._answer(request_id, refused_read(self._errors.reply(RPC, error)), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
-        """Encode and queue an answer; unencoded, it could keep a large buffer in memory."""
+        """Encode and queue an answer; a queued `ReadReply` could keep a large buffer in memory."""
         if charge is not None:
             charge.settle(reply)
         if self._meter is not None:

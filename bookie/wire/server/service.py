@@ -2,7 +2,8 @@
 
 The carriers pass messages to the handlers as bytes, without serializers. A table has one row for
 each unary call. The row says how to parse the request, call the node, encode the reply, and encode
-a refusal. A reply reports an error by its status; only `ErrorMapper` knows the status of an error.
+a refusal. A reply reports an error by its status; only `ErrorMapper` decides which status an error
+has.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Handlers:
     calls: Mapping[str, Callable[[bytes, CallerContext], Awaitable[bytes]]]
     """Calls with one request and one answer."""
     is_urgent: Callable[[str, bytes], bool]
-    """Tells if recovery waits for a call with one answer, by its name and its request."""
+    """A function of the name and request of a call with one answer: True if recovery waits for
+    it."""
 
 
 class BookieService:
@@ -112,7 +114,8 @@ class BookieService:
         """The open streams, in the order of their start."""
         self._ended = False
         self._life = uuid.uuid4().hex
-        """The id of this service; after a restart, which may lose unsynced adds, it is another."""
+        """The id of this service object; it changes at each restart, which may lose unsynced
+        adds."""
 
     def handlers(self) -> Handlers:
         """Return the handlers of all calls, which each carrier serves in its own way."""
@@ -371,7 +374,7 @@ class BookieService:
             await self._permit("ListEntries", caller, wanted[0])
             self._rate("ListEntries", context, wanted[0])
             async for ranges in self._node.list_entries(*wanted):
-                if caller is not None:  # the client decides how long a listing takes
+                if caller is not None:  # the roles may change during a slow listing
                     await caller.require("ListEntries", Right.READ, wanted[0])
                 yield unary_codec.encode_ranges(Reply(Status.OK), ranges)
 
@@ -407,7 +410,7 @@ class BookieService:
         context: IdentifiedCall,
         refuse: Callable[[Reply], bytes],
     ) -> None:
-        """Write pages of a listing as fast as the client accepts; an error is the last page.
+        """Write a listing's pages as fast as the client accepts them; an error is the last page.
 
         A listing is complete when the call ends without an error and every page's status was OK.
         Both the wait for each page and the wait for the client to receive it are limited.
@@ -430,7 +433,7 @@ class BookieService:
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             status = await self._refuse(rpc, error, context, refuse)
         if visit is not None:
-            visit.sends()  # the last page, or the status of the call
+            visit.sends()  # the client must receive the last page or the status
         self._errors.count(rpc, status)
 
     async def _refuse(
@@ -512,7 +515,7 @@ def _fences(request: object) -> bool:
 
 
 def _is_urgent(rpc: str, data: bytes) -> bool:
-    """Tell if recovery waits for a call; a request that is malformed is not urgent."""
+    """True if recovery waits for the call; a malformed request is not urgent."""
     if rpc != "Read":
         return rpc in URGENT
     try:

@@ -6,7 +6,7 @@ default, an identity gets at most half of the bytes in flight, and a faulty job 
 other half to other identities.
 
 A call takes bytes, streams and watches from two shares: its connection's and its identity's
-(`Visit`). A share from which nothing is taken is deleted.
+(`Visit`). A share is deleted when nothing is charged to it any more.
 
 An add that exceeds a share waits, so flow control slows down its client. Any other request that
 exceeds a share is refused, and may be repeated soon. Requests of a recovery may exceed the limits
@@ -29,10 +29,11 @@ Key: TypeAlias = str | tuple[str]
 """The name of a connection or principal, or the address of a caller without a name."""
 
 ADD_OVERHEAD_BYTES: Final = 2048
-"""The charge of an add besides its bytes, so that the number of small adds is bounded, too."""
+"""Charged for each add in addition to its bytes, so that the number of small adds is limited,
+too."""
 
 CONNECTION, IDENTITY = "connection", "identity"
-"""Holders of shares, as metrics and refusals name them."""
+"""The two kinds of holders of a share, under the names in metrics and error texts."""
 
 ADDS, READS, CALLS, STREAMS, WATCHES = "adds", "reads", "calls", "streams", "watches"
 """The kinds of resources that shares limit, as the metric `share_exceeded_total` names them."""
@@ -43,7 +44,10 @@ RETRY_SECONDS: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ShareBounds:
-    """The limits of each share of one kind of holder; 0 calls or 0 streams means no limit."""
+    """The limits of one share, equal for all connections or for all identities.
+
+    For `calls` and `streams`, 0 means no limit.
+    """
 
     holder: str
     add_bytes: int
@@ -124,7 +128,7 @@ class Shares:
         Raises:
             TooManyRequestsError: a share has no room for another call or stream.
         """
-        # An address is in a tuple, so that no name can pose as one.
+        # The tuple marks an address, so that no principal's name can equal an address.
         identity = (peer.rpartition(":")[0],) if principal == ANONYMOUS else principal
         both = (
             _share(self._connections, peer, self._of_connection),
@@ -159,7 +163,7 @@ class Shares:
         )
 
     def forget_if_empty(self, both: tuple[Share, ...]) -> None:
-        """Delete each of the two shares of a call from which nothing is taken."""
+        """Delete those of a call's two shares to which nothing is charged."""
         for shares, share in zip((self._connections, self._identities), both, strict=False):
             if share.is_empty and shares.get(share.key) is share:
                 del shares[share.key]

@@ -26,13 +26,14 @@ class StreamHandler:
 
     Args:
         visit: the resources of the bookie that the call uses; the code that made the visit ends it.
-        errors: counts what is answered.
-        refusal: answers every request, because the stream as a whole is refused. It counts once if
-            no request comes, so that a flood of such streams shows in the metrics.
+        errors: counts the answers by status.
+        refusal: answers every request, because the stream as a whole is refused. If no request
+            comes, the refusal is counted once, so that a flood of such streams is visible in the
+            metrics.
     """
 
     _rpc: str
-    """The call's name, as metrics have it."""
+    """The call's name in metrics."""
     _offers: tuple[tuple[str, str], ...] = ()
     """Initial metadata, which tells the client what this stream supports."""
 
@@ -41,11 +42,12 @@ class StreamHandler:
         self._errors = errors
         self._refusal = refusal
         self._untold = refusal
-        """The refusal of the stream while no request has come that it answers."""
+        """The refusal of the stream; None once the refusal has answered a request."""
         self._is_urgent = True
         """True if messages need no turn: recovery waits for them, or it is the first message."""
         self.is_brief = False
-        """True if the stream ends after its first message, because it is refused for its share."""
+        """True if the stream ends after its first message, because a share has no room for the
+        stream."""
         self._tasks = asyncio.TaskGroup()
         """The tasks of this call; all of them end before the call."""
         self._sleep: asyncio.Future[None] | None = None
@@ -58,7 +60,8 @@ class StreamHandler:
         """Set when an answer has been sent."""
         self._ended = False
         self.arrived = Arrived()
-        """Counts the messages; the service replaces it by the count of the connection."""
+        """Counts the received bytes; the service replaces this object by the one of the
+        connection."""
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and received its last answer.

@@ -25,10 +25,12 @@ from bookie.wire.server.hang_up import hang_up, taken_bytes
 from bookie.wire.server.shares import ADDS, READS, WATCHES, Share, Shares
 
 HANG_UP_SECONDS: Final = 0.5
-"""The pause before clients that wait for answers are looked at together, to save looks."""
+"""The pause before one look at all slow clients together; a look for each client would cost
+more."""
 
 LEAST_BYTES_PER_SECOND: Final = 8 * 1024
-"""A client that receives at least this much counts as slow, and keeps its connection."""
+"""A client that receives at least this many bytes per second is only slow, and keeps its
+connection."""
 
 _log = event_log(__name__)
 
@@ -55,14 +57,15 @@ class Reception:
         self.shares = Shares(limits, metrics)
         self.turns = Turns()
         self.call_seconds_max = rpc.call_seconds_max
-        # Half of the time is over when a call is looked at first, all of it at the second look.
+        # The first look at a call comes after half of the time, the second look after all of it.
         self._look_seconds = rpc.slow_reader_seconds / 2
         self._least = rpc.slow_reader_seconds / 2 * LEAST_BYTES_PER_SECOND
         self._ended, self._given_up = metrics.slow_readers_ended_total, metrics.calls_given_up_total
         self._end = end
         self._taken = taken
         self._slow: dict[Visit, None] = {}
-        """Calls whose client has not taken an answer since the last look."""
+        """Calls whose client has not taken an answer in time; the next look checks these
+        clients."""
         self._deadlines: Deadlines[Visit] = Deadlines(self._expire)
 
     def enter(
@@ -84,7 +87,8 @@ class Reception:
         Raises:
             TooManyRequestsError: a share has no room for another call or stream.
         """
-        # Before a refusal, too: a fence may be behind hundreds of calls that are refused.
+        # Shorten the turn even before a refusal, because a fence may wait behind hundreds of
+        # refused calls.
         self.turns.hurry()
         principal = ANONYMOUS if caller is None else caller.principal
         both = self.shares.enter(peer, principal, is_stream=is_stream, is_urgent=is_urgent)
@@ -132,7 +136,7 @@ class Reception:
             visit.task.cancel()
 
     def _look(self) -> None:
-        """End the connections of clients that took too little since the look before."""
+        """End the connections of clients that received too few bytes since the previous look."""
         slow, self._slow = self._slow, {}
         if not slow:
             return
@@ -153,10 +157,10 @@ class Reception:
             self._end(ended)
 
     def _is_patient_with(self, visit: Visit, taken: int) -> bool:
-        """Tell if a client took enough since the last look, and may have to wait for this answer.
+        """True if the client took enough since the last look, and other answers may delay this one.
 
-        As many bytes as its connection holds may be in front of the answer. Without this bound, a
-        peer could take one answer, and leave all others for ever.
+        All other bytes that the client's connection holds may be sent before this answer. Without
+        this limit, a peer could read one answer, and leave all other answers unread for ever.
         """
         held = visit.shares[0].read_bytes if visit.shares else 0
         if not visit.looks:
@@ -195,8 +199,8 @@ class Visit:
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
         self.is_sending = False
         self.looks = self.taken = self.held = 0
-        """Looks at the client while it takes no answer: their number, the bytes that it had taken
-        at the last one, and the most bytes that its connection held."""
+        """While an answer waits for the client: the number of looks at the client, the bytes that
+        the client had taken at the last look, and the most bytes that its connection held."""
         self.is_late = False
         """True if the call is cancelled because it lasted too long."""
 
@@ -219,11 +223,11 @@ class Visit:
         return self._reception.call_seconds_max
 
     def works(self) -> None:
-        """Start the timer for the call's wait for the bookie."""
+        """Start the timer that limits how long the call waits for the bookie."""
         self._reception.work(self)
 
     def sends(self) -> None:
-        """Start the timer for the client to receive an answer."""
+        """Start the timer that limits how long the client takes to receive an answer."""
         self._reception.send(self)
 
     def rests(self) -> None:
@@ -235,13 +239,13 @@ class Visit:
         return self._reception.turns.try_take(units)
 
     async def turn(self, units: int) -> None:
-        """Wait for `units` of a turn of the event loop, behind earlier waits of the identity."""
+        """Wait for `units` of a turn of the event loop; calls of one identity wait in order."""
         await self._reception.turns.take(units, self.shares[-1] if self.shares else None)
 
     # --- bytes and watches ---------------------------------------------------------------
 
     def try_add(self, size: int, *, is_urgent: bool = False) -> bool:
-        """Charge `size` bytes of adds if the shares have room and no add waits; else False.
+        """Charge `size` bytes of adds and return True, if the shares have room and no add waits.
 
         An urgent add may exceed the shares by a quarter, and overtakes adds that wait.
         """
@@ -287,7 +291,7 @@ class Visit:
             share.read_bytes += size
 
     def end_read(self, size: int) -> None:
-        """End a charge of `size` bytes of reads; a negative size charges without a check."""
+        """Subtract `size` bytes of reads from the shares; a negative size adds without a check."""
         for share in self.shares:
             share.read_bytes -= size
         self._forget()

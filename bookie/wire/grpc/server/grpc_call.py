@@ -1,4 +1,4 @@
-"""Serves a bookie's calls by gRPC: it turns gRPC's contexts into calls that know no carrier."""
+"""Serves a bookie's calls by gRPC: turns gRPC's contexts into calls that depend on no carrier."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def grpc_handlers(handlers: Handlers) -> grpc.GenericRpcHandler:
     for rpc, listing in handlers.listings.items():
         methods[rpc] = grpc.unary_stream_rpc_method_handler(_listing(listing))
     for rpc, answer in handlers.calls.items():
-        # A call with one answer asks its context only what needs no translation.
+        # A call with one answer uses only those methods of gRPC's context that need no translation.
         methods[rpc] = grpc.unary_unary_rpc_method_handler(answer)
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 

@@ -54,7 +54,7 @@ class PortBeside(Protocol):
         """Serve calls from now on."""
 
     async def stop(self, grace_seconds: float, /) -> None:
-        """Accept nothing more; end what still runs after `grace_seconds`."""
+        """Accept no further calls; after `grace_seconds`, end the calls that still run."""
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -62,7 +62,7 @@ class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.service_handlers: grpc.GenericRpcHandler | None = None
-        # The refusing handler fits calls of every kind: messages are bytes, and it reads no
+        # The refusing handler can serve calls of every kind: messages are bytes, and it reads no
         # request.
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
