@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         open_store,
         retry,
     )
-else:  # or a misspelt name would be one to a type checker
+else:  # otherwise, a type checker would accept misspelt names
 
     def __getattr__(name: str) -> object:
         """Load a public name on first use."""

@@ -58,6 +58,6 @@ def _is_ipv6(text: str) -> bool:
         ipaddress.IPv6Address(text)
     except ValueError:
         return False
-    # To Python a zone may be any text.
+    # Python accepts any text as a zone, so this function checks the characters of the zone.
     _, percent, zone = text.partition("%")
     return not percent or _NAME.fullmatch(zone) is not None

@@ -176,7 +176,10 @@ class ForeignEnsembleError(LedgerFencedError):
 
 
 class ConflictError(LedgerError):
-    """Other bytes are stored under this entry id: two writers without a fence, or corruption."""
+    """The bookie stores other bytes under this entry id.
+
+    Either two writers wrote the entry without a fence between them, or the bytes were corrupted.
+    """
 
     status = Status.CONFLICT
 
@@ -196,7 +199,8 @@ class LogExistsError(LogError):
 class LogTakenOverError(LogError):
     """Another process owns the partition now.
 
-    Appends that were pending have an unknown outcome: the new owner's recovery decided it.
+    Appends that were pending have an unknown outcome: the new owner's recovery decided which of
+    them the log keeps.
     """
 
     def __init__(self, message: str, *, owner: str = "", since_ms: int = 0) -> None:
@@ -225,7 +229,10 @@ class LogClosedError(LogError):
 
 
 class DuplicateRecordError(LogError):
-    """A sequence number is below the producer's last and not remembered; nothing was appended."""
+    """A sequence number is below the producer's last number, and is not remembered.
+
+    Nothing was appended.
+    """
 
 
 class NoSuchCursorError(LogError):
@@ -270,7 +277,8 @@ class TooManyRequestsError(UnavailableError):
     status = Status.TOO_MANY_REQUESTS
 
     retry_after_seconds: float = 0.0
-    """The time after which the bookie wants to be asked again, in seconds; 0 if it named none."""
+    """The number of seconds after which the bookie wants to be asked again; 0 if it named no
+    time."""
 
     def __init__(self, *args: object, retry_after_seconds: float = 0.0) -> None:
         super().__init__(*args)
@@ -284,7 +292,7 @@ class ShuttingDownError(UnavailableError):
 
 
 class UnknownLedgerStateError(UnavailableError):
-    """The bookie may have lost data of this ledger, so it gives no negative answer."""
+    """The bookie may have lost data of this ledger, so it does not report entries as missing."""
 
     status = Status.UNKNOWN_LEDGER_STATE
 
@@ -314,7 +322,7 @@ class CannotStartError(UnavailableError):
 
 
 class ClockError(UnavailableError):
-    """This machine's clock contradicts the clocks of all bookies, so it must not date records."""
+    """This machine's clock contradicts all bookies' clocks, so it must not set records' times."""
 
 
 class OperationTimeoutError(UnavailableError):
@@ -356,7 +364,7 @@ class DirectoryLockedError(IdentityError):
 
 
 class MetadataError(BookieError):
-    """The metadata store refused or failed."""
+    """The metadata store refused a request, or it failed."""
 
 
 class BadVersionError(MetadataError):
@@ -402,7 +410,10 @@ class SessionLostError(MetadataError):
 
 
 class SessionGivenUpError(MetadataError):
-    """The session is lost and a setting forbids to wait: the process must exit with code 3."""
+    """The session is lost, and a setting forbids to wait for a new session.
+
+    The process must exit with code 3.
+    """
 
 
 class MetadataUnavailableError(MetadataError):

@@ -17,32 +17,39 @@ NO_ENTRY = -1
 """The value for a missing entry id, or for a missing last add confirmed (LAC)."""
 
 DIGITS_MAX = 20
-"""The most digits of a 64-bit number. Python refuses to convert thousands, with a ValueError."""
+"""The most decimal digits of a 64-bit number. Python raises ValueError for a text with thousands of
+digits."""
 
 ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
 """The largest entry packet in bytes, header and digest included."""
 
 BATCH_SIZE_BYTES_MAX = 1024 * 1024
-"""The largest payload of a batch of several entries; a batch of one may be as large as an entry."""
+"""The largest payload of a batch of several entries; a batch of one entry may be as large as the
+largest entry."""
 
 JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "2")
-"""A bookie's first metadata on an add stream: a message may join requests, up to 2 MiB together."""
+"""By this initial metadata on an add stream, a bookie tells the client: one message may join
+several requests, up to 2 MiB together."""
 
 LOG_TAG = "bookie.log"
-"""Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""
+"""A key in the custom metadata of a log's ledgers; the value is the log's name, a space, and the
+log's id."""
 
 INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
 """The call-metadata key that carries the cluster's instance id."""
 
 BOOKIE_ID_METADATA_KEY = "bookie-id"
-"""The id of the bookie that a call is for; on an add stream also the answering bookie's own id."""
+"""The call-metadata key for the id of the bookie that a call is for. On an add stream, the bookie
+also sends its own id back under this key."""
 
 INCARNATION_METADATA_KEY = "bookie-incarnation"
-"""The incarnation that a client expects; on an add stream also the answering bookie's own."""
+"""The call-metadata key for the incarnation that a client expects. On an add stream, the bookie
+also sends its own incarnation back under this key."""
 
 LIFE_METADATA_KEY = "bookie-life"
-"""A random id of one life of a bookie's process: on a stream of adds the one that takes them, with
-a force the one that the client means. A restart may lose what was acknowledged and not synced."""
+"""The call-metadata key for the random id of one run of a bookie's process. On an add stream, the
+bookie sends the id of the process that receives the adds. With a force, the client sends the id of
+the process that it means. A restart may lose adds that were acknowledged but not synced."""
 
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VACANT_PREFIX = "vacant."
@@ -76,7 +83,7 @@ class Status(enum.IntEnum):
 
 
 def is_valid_bookie_id(text: str) -> bool:
-    """True if `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
+    """True if `text` is a bookie id: 1 to 128 letters, digits or ``. _ : -``, and not reserved."""
     return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
 
 

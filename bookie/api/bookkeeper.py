@@ -82,8 +82,8 @@ class BookKeeper(ClusterConnection):
             ensemble_size: the number of bookies over which the entries are spread.
             write_quorum_size: the number of bookies to which each entry is written.
             ack_quorum_size: the number of bookies that must store an entry before `append` returns.
-            password: readers and recoveries must give this password. The ledger's metadata has only
-                a key that is derived from the password.
+            password: readers and recoveries must give this password. The ledger's metadata contains
+                only a key that is derived from the password.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: values of the user that are stored in the ledger's metadata.
             ledger_id: an id that no ledger ever had; None chooses a new id.
@@ -91,9 +91,10 @@ class BookKeeper(ClusterConnection):
                 With `deferred_sync`, the writer skips a failed bookie, and never replaces the
                 bookie.
             allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
-                if each write set has an ack quorum of writable bookies. Slots without a bookie stay
-                vacant (``vacant.2``), as if their bookies had failed. Until new bookies fill vacant
-                slots, entries have fewer copies.
+                if each write set still contains enough writable bookies for the ack quorum. Slots
+                of the ensemble without a bookie stay vacant (with ids such as ``vacant.2``), as if
+                their bookies had failed. Until new bookies fill vacant slots, entries have fewer
+                copies.
 
         Raises:
             NotEnoughBookiesError: there are fewer writable bookies than `ensemble_size`, or than
@@ -122,10 +123,10 @@ class BookKeeper(ClusterConnection):
 
         Await the call or enter it, as with `create_ledger`.
 
-        Only a ledger without entries whose custom metadata has the key `UNCLAIMED` can be claimed.
-        If several clients claim the ledger at the same time, only one client succeeds, because a
-        compare-and-set removes the key. The same compare-and-set fills vacant slots
-        (`allow_degraded`) with bookies that have become available.
+        A ledger can be claimed only if it has no entries and its custom metadata has the key
+        `UNCLAIMED`. If several clients claim the ledger at the same time, only one client succeeds,
+        because a compare-and-set removes the key. The compare-and-set that removes the key also
+        fills vacant slots (see `allow_degraded`) with bookies that have become available.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -144,8 +145,8 @@ class BookKeeper(ClusterConnection):
 
         Without `recover`, a writer of the ledger can continue. The reader of an open ledger reads
         up to the last add confirmed, and can follow the ledger. With `recover`, `open_ledger`
-        fences the ledger and closes it. The closed ledger has every acknowledged entry, and its
-        writer gets LedgerFencedError.
+        fences the ledger and closes it. The closed ledger contains every acknowledged entry. The
+        ledger's writer gets LedgerFencedError.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -197,7 +198,7 @@ class BookKeeper(ClusterConnection):
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
         """Find the entry at which a recovery would end a ledger now; fence nothing, write nothing.
 
-        The result has the answers of all bookies in the ledger's last ensemble.
+        The result contains the answers of all bookies in the ledger's last ensemble.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -261,8 +262,8 @@ class BookKeeper(ClusterConnection):
             password: the password of all ledgers of the log.
             owner: the name of this owner in other clients' errors; by default host and process.
             patience_seconds: the longest wait for bookies, for the metadata store, or for another
-                client that opens the log at the same time. If a wait takes longer, the writer
-                fails.
+                client that opens the log at the same time. If one of these waits takes longer, the
+                writer fails.
             create: create the log if it does not exist.
 
         Raises:
@@ -304,15 +305,15 @@ class BookKeeper(ClusterConnection):
             name: ``log``, or ``namespace/log``.
             start: ``earliest`` (or None), ``latest``, an offset, a record's position, or (ledger
                 id, entry id).
-            start_time: instead of `start`: begin at the first record of this time or later. A time
-                is a datetime with a zone, or ms since 1970.
+            start_time: an alternative to `start`: begin at the first record of this time or later.
+                A time is a datetime with a zone, or ms since 1970.
             end: an offset or a position; only records before this place are read.
             follow: wait for new records, for ever or up to `end`. Without `follow`, reading ends
                 when the reader has returned all records that are confirmed by then.
             partition: the only partition to read; with None, read all partitions.
             password: the password of the log's ledgers.
-            on_truncated: the reaction to a truncated next record: ``raise`` LogTruncatedError, or
-                ``skip`` to the earliest record that still exists.
+            on_truncated: the reaction if the next record was truncated: ``raise``
+                LogTruncatedError, or ``skip`` to the earliest record that still exists.
 
         Raises:
             NoSuchLogError: the log does not exist.
@@ -384,10 +385,10 @@ class BookKeeper(ClusterConnection):
     ) -> LogConsumer:
         """Return a consumer of one partition; enter it to hold the cursor, then iterate it.
 
-        ``async with bk.consume("orders", cursor="billing") as consumer`` begins at the cursor.
-        `LogConsumer.commit` moves the cursor to the end of the records that the iteration returned.
-        Another consumer of the same cursor waits until this consumer ends. If a consumer's process
-        was stopped for too long, the consumer's commits raise CursorLostError.
+        ``async with bk.consume("orders", cursor="billing") as consumer`` begins to read at the
+        cursor. `LogConsumer.commit` moves the cursor to the end of the records that the iteration
+        returned. Another consumer of the same cursor waits until this consumer ends. If a
+        consumer's process was stopped for too long, the consumer's commits raise CursorLostError.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -395,8 +396,8 @@ class BookKeeper(ClusterConnection):
             partition: the number of the partition; required if the log has several partitions, and
                 `start` is no record's position.
             start: the place at which a new cursor begins; see `log_reader`.
-            start_time: instead of `start`: a new cursor begins at the first record of this time or
-                later.
+            start_time: an alternative to `start`: a new cursor begins at the first record of this
+                time or later.
             create: create the cursor if it does not exist.
             auto_commit: commit finished records automatically, by the limits of `AutoCommit`; with
                 None, only `LogConsumer.commit` commits records.
@@ -444,10 +445,11 @@ class BookKeeper(ClusterConnection):
             logs: the names of logs. A log that does not exist yet is consumed as soon as it exists.
             pattern: a pattern for more logs of one namespace: ``orders-*``, ``sales/*``.
             member: a name that no other member has; generated if empty. A member that rejoins under
-                its name gets its former partitions, if this keeps the shares balanced.
+                its name gets its former partitions, if the members' numbers of partitions stay
+                balanced.
             start: the place at which a partition without a cursor begins: ``earliest`` (or None),
                 ``latest``, or an offset.
-            start_time: instead of `start`: begin at the first record of this time or later.
+            start_time: an alternative to `start`: begin at the first record of this time or later.
             auto_commit: commit finished records automatically, by the limits of `AutoCommit`; with
                 None, only `GroupMember.commit` commits records.
             on_change: called with this member's partitions after each change; it must not raise an
@@ -584,8 +586,8 @@ class BookKeeper(ClusterConnection):
         """Remove the records of a partition before an offset, a position or a time.
 
         A reader whose next record was removed gets LogTruncatedError. The log's writer can continue
-        to append. `before_time` removes only whole ranges of entries in a ledger, if all records of
-        a range are older than this time.
+        to append. `before_time` removes only whole ranges of a ledger's entries: a range is removed
+        if all its records are older than this time.
 
         Returns:
             the first offset that the partition still has.

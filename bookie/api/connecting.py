@@ -102,7 +102,7 @@ async def coordinate(
 
     Args:
         metadata_uri: a URI as for `connect`, but with a scope that no cluster of bookies uses. In a
-            cluster's scope, foreign keys would prevent the removal of the cluster.
+            cluster's scope, the keys of these recipes would prevent the removal of the cluster.
         session_timeout_seconds: the time after which other processes get the locks of a process
             that died or cannot be reached.
 

@@ -41,7 +41,7 @@ READS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class ListedPartition:
-    """A partition of a log, with its head in the metadata store."""
+    """One partition of a log, with the partition's record ``head`` in the metadata store."""
 
     name: str
     definition: LogDefinition
@@ -51,7 +51,7 @@ class ListedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ListedCursor:
-    """The cursor of a log in one partition."""
+    """One cursor in one partition of a log, with the cursor's name and its record."""
 
     log: str
     partition: int
@@ -117,7 +117,10 @@ class Maintenance:
 
     @checked
     async def history(self, log: str) -> list[tuple[int, LogRange]]:
-        """Return all ranges in a log's chunks and heads, each with its partition number, in order.
+        """Return all ranges of a log's entries in order, each with the number of its partition.
+
+        The ranges of a partition come from its records in the metadata store: first the chunks,
+        then the head.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -170,7 +173,7 @@ class Maintenance:
         items: list[AuditItem] = []
         async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
             if wanted(found.value.ledger_id):
-                quorum_of(found.value)  # raises for absurd sizes, before any audit begins
+                quorum_of(found.value)  # raises if quorum sizes are absurd, before any audit begins
                 items += plan_ledger(found.value, encode(found.value), item_bytes)
         return items
 

@@ -1,4 +1,4 @@
-"""The settings of a whole cluster, one record each; a bookie's own settings override these.
+"""Cluster settings, one record for each; a bookie's own settings override cluster settings.
 
 Before a change, all cluster settings are checked together. A change is one transaction, which also
 writes the parent record ``config/settings``. The version of ``config/settings`` orders all changes,
@@ -55,7 +55,8 @@ class ClusterSettings:
         Raises:
             ConfigurationError: a setting is unknown, or cannot be a cluster setting. The error also
                 means that a value is wrong, or contradicts another cluster setting or a default.
-            FormatError: a record of an earlier setting is not text; remove it with `unset`.
+            FormatError: the record of a stored setting is not text; remove the setting with
+                `unset`.
         """
         while True:
             before, version = await self._read()
@@ -110,7 +111,7 @@ class ClusterSettings:
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """Return all settings, and the version that ``config/settings`` had during the reading."""
+        """Return all settings, and the version of ``config/settings`` to which they belong."""
         while True:
             version = await self._version()
             settings = {}

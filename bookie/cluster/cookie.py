@@ -67,9 +67,11 @@ class Cookie:
     state_number: int = 0
     """A number that increases at each start and stop, and regularly in between."""
     is_settled: bool = True
-    """False in a directory while the metadata store may still have the previous `state_number`."""
+    """False in a directory's cookie while the metadata store's cookie may still have the previous
+    `state_number`."""
     is_in_doubt: bool = False
-    """True if the bookie may lack entries of its ledgers; only the store's cookie decides this."""
+    """True if the bookie may lack entries of its ledgers; valid only in the metadata store's
+    cookie."""
 
     def differences(self, other: Cookie) -> list[str]:
         """Return the names of the identity fields in which this cookie and `other` differ."""

@@ -1,6 +1,7 @@
 """Cookies in the metadata store: one per bookie, changed only by compare-and-set.
 
-This module only stores cookies. A bookie decides at its start if a cookie is missing or wrong.
+This module only stores cookies. Each bookie checks at its start whether one of its cookies is
+missing or wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """Return the cookie like `read`; the result includes all changes before this call."""
+        """Return the cookie like `read`; the result shows all changes made before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 

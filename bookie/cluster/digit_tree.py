@@ -1,9 +1,10 @@
 """Stores records with numbers as keys, in directories that are small enough to be listed.
 
-A number is padded to a fixed count of digits, and its digits are split into groups. Each group
-names one level of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits
-and the prefix ``L``, number 1 has the key ``00/0000/L0001``. All names of a level are equally long,
-so the order of the keys is the order of the numbers.
+A number is padded to a fixed count of digits, and its digits are split into groups. Each group of
+digits is one segment of the key, and so one level of the tree. Names in the last level have a
+prefix. With groups of 2, 4 and 4 digits and the prefix ``L``, number 1 has the key
+``00/0000/L0001``. All names of a level are equally long, so the order of the keys is the order of
+the numbers.
 
 Source: BookKeeper's hierarchical ledger managers.
 """
@@ -85,7 +86,7 @@ class DigitTree:
         """Yield the numbers above `after` with their records, ascending.
 
         Every record that exists during the whole scan is yielded. If several trees share the root,
-        `names` has the children of the root that belong to this tree. If `names` is None, all
+        `names` lists the children of the root that belong to this tree. If `names` is None, all
         children belong to this tree.
 
         Raises:
@@ -101,7 +102,7 @@ class DigitTree:
     async def scan_numbers(
         self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
     ) -> AsyncIterator[int]:
-        """Yield the numbers above `after`, ascending; read only names, and no records.
+        """Yield the numbers above `after`, ascending; list only names of keys, read no records.
 
         A number without a record is also yielded if there are keys below its key.
         """
@@ -139,12 +140,12 @@ class DigitTree:
     ) -> AsyncIterator[tuple[str, str]]:
         """Yield the directories that may hold numbers above `after`.
 
-        Each directory comes with a name: only later names in this directory belong to numbers above
-        `after`.
+        Each directory is yielded with a name: in this directory, only names after that name belong
+        to numbers above `after`.
         """
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
-        # The last item of the stack is handled next. `is_start`: the directory is on the path of
-        # `after`.
+        # The last item of the stack is handled next. `is_start` is True if the directory lies on
+        # the path to the key of `after`.
         stack = [(self.root, 0, True)]
         while stack:
             directory, level, is_start = stack.pop()

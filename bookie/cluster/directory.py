@@ -24,13 +24,13 @@ _WITHOUT_TLS = SecuritySettings()
 class BookieDirectory(Mirror[Registration]):
     """The registered bookies; an async context manager that keeps its data up to date.
 
-    As soon as the context is entered, the directory has all registered bookies. All methods read
+    As soon as the context is entered, the directory knows all registered bookies. All methods read
     only memory. The data changes when a registration is created, changed or deleted.
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        # List writable bookies first: a bookie that turns read-only in between is then seen twice,
-        # not missed.
+        # List writable bookies before read-only bookies. A bookie that turns read-only between the
+        # two listings is then seen twice; it is not missed.
         super().__init__(
             store,
             keys.AVAILABLE,
@@ -59,7 +59,7 @@ class BookieDirectory(Mirror[Registration]):
     def names(self) -> frozenset[str]:
         """Return the ids of all registered bookies, including bookies whose record is unreadable.
 
-        For example, this version cannot read the record of a bookie of a newer version.
+        For example, this version of bookie cannot read a record that a newer version wrote.
         """
         keys_of_all = {*self.values, *self._unreadable}
         return frozenset(key.rpartition("/")[2] for key in keys_of_all)
@@ -72,11 +72,11 @@ class BookieDirectory(Mirror[Registration]):
     ) -> Endpoint:
         """Return a bookie's current or last known address, for a client with `security` settings.
 
-        `transport` is the carrier that the client wants.
+        `transport` says how the client wants to reach the bookie: by gRPC, by frames, or ``auto``.
 
         Raises:
-            BookieUnreachableError: this directory never saw the bookie registered, or the bookie
-                serves no entries.
+            BookieUnreachableError: this directory never saw the bookie registered, or the
+                registration names no address that fits `transport`.
             TlsError: `security` permits none of the bookie's addresses.
         """
         registration = self._last_known.get(bookie_id)
@@ -91,7 +91,8 @@ class BookieDirectory(Mirror[Registration]):
     def incarnation(self, bookie_id: str) -> str:
         """Return a bookie's current or last known incarnation; empty if unknown.
 
-        A writer reads the incarnation when it reads the bookie's address, before its first entry.
+        A writer reads the incarnation when it reads the bookie's address, before it sends the first
+        entry.
         """
         registration = self._last_known.get(bookie_id)
         return "" if registration is None else registration.incarnation

@@ -1,11 +1,11 @@
-"""Chooses the address of a bookie that a client uses: an address with TLS or in plaintext.
+"""Chooses which address of a bookie a client uses: an address with TLS or one in plaintext.
 
 A registration names the protocol of each address: ``grpcs``, ``https`` and ``frames+tls`` use TLS,
 ``grpc``, ``http`` and ``frames`` use plaintext. A client with a CA uses plaintext only if its
 settings allow plaintext.
 
-The address for frames is a service of its own, because clients of earlier versions take any address
-of the service "bookie" for gRPC.
+The address for frames has its own service name, because clients of earlier versions use every
+address of the service "bookie" for gRPC.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FRAMES: Final = "frames"
 """The service that serves entries by frames."""
 
 FRAMES_PROTOCOLS: Final = ("frames", "frames+tls")
-"""The protocols of this service, without and with TLS."""
+"""The protocols of the service "frames": first without TLS, then with TLS."""
 
 _TLS_PROTOCOLS: Final = frozenset({"grpcs", "https", FRAMES_PROTOCOLS[1]})
 
@@ -36,12 +36,13 @@ def speaks_tls(endpoint: Endpoint) -> bool:
 def entries_endpoint(
     registration: Registration, settings: SecuritySettings, transport: Transport = "grpc"
 ) -> Endpoint:
-    """Return the address for entries, by the carrier that the client's `transport` wants.
+    """Return the address at which a client with this `transport` adds and reads entries.
 
-    With ``auto``, an address for frames is taken if it is as safe as the address for gRPC.
+    With ``auto``, an address for frames is used if it is as safe as the address for gRPC: both use
+    TLS, or both are in plaintext.
 
     Raises:
-        BookieUnreachableError: the bookie does not offer the carrier.
+        BookieUnreachableError: the bookie offers no address for this transport.
         TlsError: the settings permit none of the addresses.
     """
     if transport == "frames":

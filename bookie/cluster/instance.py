@@ -30,7 +30,7 @@ _TRACES = (*_IDENTITY, "REMOVAL")
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
-"""The number of keys in one request."""
+"""The largest number of keys whose children are listed at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
 
     Raises:
         LayoutExistsError: the scope already holds a cluster; nothing was changed.
-        ClusterInUseError: records of a former cluster remain, so ledger ids could be used again.
-            The error is also raised if one cluster's scope would lie inside another cluster's
-            scope. After ClusterInUseError, no record of the new cluster remains. If two clusters,
-            one inside the other, are created at the same time, at most one cluster remains.
+        ClusterInUseError: records of a former cluster remain, so the new cluster could use the same
+            ledger ids again. The error is also raised if one cluster's scope would lie inside
+            another cluster's scope. After ClusterInUseError, no record of the new cluster remains.
+            If two clusters are created at the same time, and one scope lies inside the other, at
+            most one cluster remains.
         BadRequestError: the layout is unknown.
     """
     instance_id = str(uuid.uuid4())
@@ -69,7 +70,7 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
     if not found & _IDENTITY:
         _refuse_remains(found)
     try:
-        # The check guards against a removal that began after the listing.
+        # This check fails if the removal of a cluster began after the listing.
         made = await store.transaction([*identity, Check(keys.REMOVAL, NOT_EXISTS)])
     except BadVersionError as error:
         if await store.exists(keys.REMOVAL):

@@ -70,7 +70,7 @@ LOG_POLICIES = "/config/logs"
 ROLES = "/security/roles"
 
 DAY_DIGITS = 6
-"""The number of digits of a day in the keys of deletions."""
+"""The number of digits of the day in the keys of deletion proofs, ``deleted/<day>/…``."""
 
 OWN = frozenset(
     {
@@ -109,7 +109,7 @@ def writer(writer_id: str) -> str:
 
 
 def essential(key: str) -> str | None:
-    """Describe the record of a key without which a cluster cannot work; None for other keys."""
+    """Describe the record of `key` if a cluster cannot work without it; else return None."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"
@@ -143,7 +143,7 @@ def labels(bookie_id: str) -> str:
 
 
 def deletions_of(day: int) -> str:
-    """Return the parent key of the proofs of one day's deletions; day 0 is 1970-01-01."""
+    """Return the parent key of the deletion proofs of one day; day 0 is 1970-01-01."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 

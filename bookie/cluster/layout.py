@@ -83,8 +83,8 @@ class LedgerLayout:
     ) -> AsyncIterator[tuple[DigitTree, list[str] | None, int]]:
         """Yield the trees with ids above `after`, in the order of their ids.
 
-        Each tree comes with its names below the root (None: all names), and the id after which the
-        ids begin.
+        Each tree is yielded with its names below the root (None: all names), and with a lower
+        bound: only ids above this bound are wanted.
 
         Raises:
             FormatError: a name below the root belongs to no tree.
@@ -93,7 +93,8 @@ class LedgerLayout:
             yield self.trees[0], None, after
             return
         for tree in self.trees:
-            # List the root again for each tree, to find each ledger that exists during the scan.
+            # List the root again for each tree, to find every ledger that exists during the whole
+            # scan.
             names = await store.get_children(tree.root)
             for name in names:
                 if not any(each.owns(name) for each in self.trees):

@@ -4,9 +4,9 @@ The record of a writable bookie is below ``available/readwrite``, and the record
 bookie is below ``available/readonly``. If a bookie changes between writable and read-only, one
 transaction moves its record, so a registered bookie always has exactly one record.
 
-If the session ends or the record is deleted, a task writes the record again. The bookie serves even
-without a record. If the store does not answer, refuses access or holds another cluster, the task
-repeats the write later.
+If the session ends or the record is deleted, a task writes the record again. The bookie serves
+requests even while it has no record. If the store does not answer, refuses access or holds another
+cluster, the task repeats the write later.
 
 Another session may own the record, for example the session of this bookie's previous process. The
 registration waits until the other session ends and its record is deleted. If the record is not
@@ -52,7 +52,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""The longest wait for the end of another session, in session timeouts."""
+"""The longest wait for the end of another session, as a multiple of the session timeout."""
 
 _log = event_log(__name__)
 
@@ -90,7 +90,8 @@ class BookieRegistration:
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._written: tuple[str, int, int | None] | None = None
-        """Key, version and revision of the last write, to recognize the record of this process."""
+        """The key, version and revision of this process's last write, to recognize its own
+        record."""
         self._is_registered = False
 
     @property
@@ -152,7 +153,8 @@ class BookieRegistration:
         for follower in self._followers:
             follower.cancel()
         try:
-            # The task group gets no error, because the group would wrap the body's error.
+            # Pass no error to the task group, because the group would wrap the body's error in an
+            # exception group.
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -178,7 +180,7 @@ class BookieRegistration:
             self._doubt.clear()
             try:
                 if await self._is_intact():
-                    continue  # already repaired: several events report one loss
+                    continue  # already repaired: several events can report the same loss
             except MetadataClosedError:
                 return
             self._is_registered = False
@@ -230,7 +232,7 @@ class BookieRegistration:
         if event.key != self._key(self._wanted):
             return False
         own = self._written
-        # An unknown revision does not prove that this process wrote the record.
+        # If the revision is unknown, another process may have written the record.
         return own is None or event.revision is None or (event.key, event.revision) != own[::2]
 
     async def _look(self) -> None:

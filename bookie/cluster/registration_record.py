@@ -39,7 +39,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie's description of itself, as of its last update of the record."""
+    """A bookie's description of itself, as it was when the bookie last updated the record."""
 
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
@@ -49,7 +49,7 @@ class Registration:
     """The size of the ledger device in bytes."""
     free_bytes: int = 0
     load: float = 0.0
-    """Load of the bookie: 0 idle, 1 at its limit."""
+    """The bookie's load: 0 if it is idle, 1 if it is at its limit."""
     read_only: bool = False
     version: str = ""
     incarnation: str = ""

@@ -11,7 +11,7 @@ from bookie.config.section import DYNAMIC, Section
 from bookie.ids import BATCH_SIZE_BYTES_MAX
 
 Transport: TypeAlias = Literal["auto", "grpc", "frames"]
-"""The carriers that a client may use."""
+"""The ways in which a client reaches bookies: gRPC, frames, or an automatic choice (``auto``)."""
 
 
 class MetadataSettings(Section):

@@ -29,13 +29,14 @@ _OF_SERVICES = re.compile(
     r"BOOKIE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-"""Matches the values that Kubernetes gives to ``BOOKIE_…PORT``; a bookie's port is a number."""
+"""Matches the addresses that Kubernetes gives to ``BOOKIE_…PORT``; a bookie's port is only a
+number."""
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return each unknown variable that begins with ``BOOKIE_``, with the most similar known name.
 
-    If no known name is similar to a variable, the variable is returned with an empty text.
+    If no known name is similar to a variable, the result maps the variable to an empty text.
 
     Raises:
         ConfigurationError: a variable has one underscore instead of two between section and key.

@@ -36,7 +36,7 @@ error to stderr."""
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """Set ``GRPC_EXPERIMENTS`` during the block: gRPC polls its sockets if the block imports gRPC.
+    """Set ``GRPC_EXPERIMENTS`` during the block, so that gRPC, if imported there, uses polling.
 
     The function changes nothing if the variable is already set, if gRPC is already loaded, or if
     this version of gRPC was not measured. Processes that start after the block do not inherit the

@@ -207,7 +207,7 @@ def _absolute(item: _Given) -> object:
     beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
     if item.section == "security":
         return beside
-    # After its first start, a bookie has a cookie in each of its directories.
+    # A cookie shows that a bookie uses the directory: each directory has one after the first start.
     proof = "" if item.key.endswith("_file") else "/COOKIE"
     if os.path.exists(beside + proof) or not os.path.exists(here + proof):
         return beside
@@ -370,7 +370,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """True if `problem` is a contradiction between values that cluster settings may correct."""
+    """True if cluster settings may correct `problem`, a contradiction between several values."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -394,7 +394,7 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Return the cluster settings that the error text names, in parentheses; else an empty text.
+    """Return, in parentheses, the cluster settings that the error text names; empty if none.
 
     An operator needs these names, because the bookie's file does not contain cluster settings.
     """

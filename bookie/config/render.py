@@ -53,7 +53,7 @@ def render_defaults() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """The facts about a setting: its default, and if a running bookie accepts a new value."""
+    """The facts about a setting: its default, and whether a running bookie accepts a new value."""
 
     default: str
     """The default, spelled as in a TOML file."""

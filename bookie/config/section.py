@@ -13,7 +13,8 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 DYNAMIC: JsonDict = {"dynamic": True}
-"""Mark for `Field(json_schema_extra=…)` of a dynamic setting, which its component reads repeatedly.
+"""Mark for `Field(json_schema_extra=…)` of a dynamic setting; the component reads such a setting
+repeatedly.
 """
 
 OWN: JsonDict = {"own": True}

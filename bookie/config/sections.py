@@ -23,10 +23,11 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 RECORD_OVERHEAD_BYTES = 4 * KIB
-"""The most bytes of headers around one entry, in a message or in a block."""
+"""The largest total size of the headers around one entry, in a message or in a block."""
 
 ENTRY_OVERHEAD_BYTES = 12
-"""The bytes that an answer adds to each entry: 8 for the step to its id, and 4 for its size."""
+"""The bytes that an answer adds to each entry: 8 for the difference to the previous id, 4 for the
+size."""
 
 
 class BookieSettings(Section):
@@ -133,7 +134,8 @@ class ListenSettings(Section):
 class SessionSettings(Section):
     """The behaviour of a bookie while the metadata store does not answer.
 
-    The bookie continues to serve, unless a setting below makes it exit with status 3.
+    The bookie continues to serve, unless a setting of this section makes the bookie exit with
+    status 3.
     """
 
     policy: Literal["reconnect", "shutdown"] = Field(

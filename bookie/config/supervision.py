@@ -1,4 +1,4 @@
-"""Reads the environment variables of a parent process that are not settings.
+"""Reads the environment variables that a parent process sets and that are not settings of bookie.
 
 A service manager gives the name of its notification socket, as `sd_notify(3)` describes. A crash
 test gives the failpoints at which the process is killed.

@@ -19,10 +19,10 @@ RESOLVE_SECONDS: Final = 60.0
 
 
 class BookieAddresses:
-    """Knows if an IP address belongs to a bookie that was registered since the start.
+    """Tells if an IP address belongs to a bookie that was registered since this process started.
 
     An address stays known when its bookie is no longer registered, because a bookie without a
-    session continues to serve and to repair. ``address in addresses`` asks no name server.
+    session continues to serve and to repair. The test ``address in addresses`` asks no name server.
 
     Args:
         resolve: returns the IP addresses of a host; the call may block, and raise OSError.
@@ -95,8 +95,8 @@ def addresses_of(host: str) -> frozenset[str]:
 async def _in_a_thread(resolve: Callable[[str], frozenset[str]], host: str) -> frozenset[str]:
     """Resolve a host in a thread; return an empty set if the host cannot be resolved.
 
-    The thread is a daemon thread, so a silent name server cannot delay the end of the process. The
-    process would wait for a thread of the event loop's executor.
+    The thread is a daemon thread, so a silent name server cannot delay the end of the process. For
+    a thread of the event loop's executor, the process would wait at its end.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[frozenset[str]] = loop.create_future()

@@ -37,8 +37,8 @@ async def check_cluster(
 
     Args:
         store: the cluster's metadata store.
-        is_deep: True lists the entries of every copy. False lists only the entries of copies with
-            too few entries.
+        is_deep: True lists the entries of every copy. False lists entries only of those copies that
+            have too few entries.
         answer_seconds: the longest time that a bookie may need for each page of an answer.
         security: the client's settings for TLS.
 
@@ -91,7 +91,8 @@ async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
     """
     marks = UnderreplicationManager(store)
     ledgers = await marks.ledgers()
-    # A locked ledger without a mark is being moved or recovered, so it does not count here.
+    # A locked ledger without a mark is being moved or recovered, not repaired, so it does not count
+    # here.
     locked = len(ledgers & await marks.locked())
     marked = len(ledgers)
     failing = ListedFinding()
@@ -132,7 +133,7 @@ def _checks_of_listed_bookies(
 def _unless_unknown(
     name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
-    """Return a check that needs the answers of all bookies; it fails if a bookie is silent."""
+    """Return a check that needs an answer from every bookie; the check fails if one is silent."""
     sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"

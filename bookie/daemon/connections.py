@@ -1,23 +1,23 @@
-"""Bounds the connections to the gRPC ports of a bookie, for each peer's address and in total.
+"""Limits the number of connections to a bookie's gRPC ports, for each peer address and in total.
 
 The danger: one hostile or faulty host opens thousands of connections. The gRPC library limits only
-the total number of connections to a port. With this limit alone, one host could use up all
+the total number of connections to a port. If only the total were limited, one host could use up all
 connections, and a repairing bookie or an operator could not connect. The gRPC library cannot count
 connections by address. So this module lists the sockets of its own process about once a second, and
 shuts down surplus connections.
 
 This module shuts down the newest connections first, so a working client keeps its connections.
-Between two listings of the sockets, a peer may exceed the bounds of this module, but never the
-limit of gRPC. This module does not end connections of slow or silent peers, because gRPC ends these
-connections after the timeouts in ``[rpc]``.
+Between two listings of the sockets, a peer can have more connections than this module allows, but
+never more than the limit of gRPC. This module does not end connections of slow or silent peers,
+because gRPC ends these connections after the timeouts in ``[rpc]``.
 
 This module also limits the unsent bytes of each connection in the kernel (`UNSENT_BYTES`). On a
-slow link, a ping of gRPC could otherwise wait in the kernel behind megabytes of answers. The answer
-to this ping would come too late, and gRPC would end the connection of a client that reads all the
-time.
+slow link, a ping of gRPC could otherwise wait in the kernel behind megabytes of answers. The
+client's answer to the ping would come too late, and gRPC would end the connection, although the
+client reads all the time.
 
-A listing of the sockets takes about 3 µs for each open descriptor. During a listing, other tasks
-run after every `SLICE` descriptors.
+A listing of the sockets takes about 3 µs for each open descriptor. During a listing, other tasks of
+the event loop run after every `SLICE` descriptors.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ SLICE: Final = 256
 """The number of descriptors that a listing examines before other tasks of the event loop run."""
 
 UNSENT_BYTES: Final = 512 * 1024
-"""The most unsent bytes of a connection in the kernel. A link of 64 KiB/s sends 512 KiB within 8 s,
-which is less than the default of `rpc.keepalive_timeout_seconds`. If client and bookie run on one
-machine, this bound lowers the rate of 64 KB reads by about 7 %."""
+"""The largest number of unsent bytes that the kernel holds for one connection. A link of 64 KiB/s
+needs 8 s for 512 KiB; these 8 s are less than the default of `rpc.keepalive_timeout_seconds`. If
+client and bookie run on one machine, this bound lowers the rate of 64 KB reads by about 7 %."""
 
 _OPEN = Path("/proc/self/fd")
 _RECEIVED: Final = slice(128, 136)
@@ -72,13 +72,13 @@ class AcceptedConnection:
 
     descriptor: int
     inode: int
-    """The socket's inode number, because the descriptor may later belong to another socket."""
+    """The socket's inode number; a later socket can get the same descriptor, but not this inode."""
     address: str
     """The peer's IP address; an IPv4 address is never written as IPv6."""
     is_local: bool
     """True if the peer is a process of this machine."""
     look: int
-    """The number of the first listing that found the connection; it grows with each listing."""
+    """The number of the listing that first found the connection; the numbers of listings grow."""
     peer: str
     """The name that gRPC gives to the peer, with the peer's port."""
 
@@ -90,7 +90,7 @@ class ConnectionBounds:
     in_all: int
     per_address: int
     reserved: int
-    """The part of `in_all` that only processes of this machine and bookies may use."""
+    """The number of connections, out of `in_all`, that only bookies and this machine can use."""
 
 
 def bounds_of(settings: NodeSettings, allowed: int) -> ConnectionBounds:
@@ -111,10 +111,10 @@ def surplus(
     """Choose the connections to shut down; return each connection with the reason for the metric.
 
     First, each address keeps only its oldest connections, up to `per_address`. Then the function
-    chooses the newest connections from other machines that are not bookies, until the reserve is
-    free. If the total is still above `in_all`, the function also chooses connections of this
-    machine and of bookies. Among connections from the same listing, the address with the most
-    connections loses a connection first.
+    chooses the newest connections from other machines that are not bookies, until the `reserved`
+    connections are free. If the total is still above `in_all`, the function also chooses
+    connections of this machine and of bookies. Among connections that were first found by the same
+    listing, the address with the most connections loses a connection first.
 
     Args:
         connections: all connections, the oldest first.
@@ -267,7 +267,7 @@ class Doorkeeper:
         try:
             sockets = ports * len(addresses_of(host))
         except OSError:
-            sockets = ports  # gRPC cannot listen on this host either, and reports the reason
+            sockets = ports  # gRPC cannot resolve the host either, and reports why
         return max(1, min(self._settings().connections_max, self._allowed // sockets))
 
     def works(self, *ports: int) -> list[Coroutine[object, object, None]]:

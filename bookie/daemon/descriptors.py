@@ -30,8 +30,8 @@ PROCESS = 64
 bookie uses these descriptors for its index, its listening sockets and the wake-up of threads."""
 
 CONNECTIONS_MIN = 128
-"""The lowest number of descriptors for connections. A client uses about five descriptors, or two
-by gRPC alone; an HTTP scrape or probe uses two for a moment."""
+"""The lowest number of descriptors for connections. A client uses about five descriptors, or two if
+it uses only gRPC; an HTTP scrape or probe uses two for a moment."""
 
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
 """The lowest limit of open files with which a bookie starts."""
@@ -49,7 +49,7 @@ def limits() -> tuple[int, int]:
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:
-        # A filter of system calls may forbid getrlimit. Then read the two limits from /proc.
+        # If a filter of system calls forbids getrlimit, read the two limits from /proc.
         for line in _LIMITS.read_text(encoding="ascii").splitlines():
             if line.startswith(_NAME):
                 soft, hard = line.removeprefix(_NAME).split()[:2]

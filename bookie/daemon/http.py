@@ -25,8 +25,8 @@
 =================== ======================================================================
 
 The server listens on loopback unless the configuration names another host. If the bookie has a
-certificate, the server speaks TLS 1.3. By default, each request then needs a client certificate or
-a token, except requests for the paths in `http.open_paths`. So Kubernetes and systemd can probe
+certificate, the server speaks TLS 1.3. With TLS, each request by default needs a client certificate
+or a token, except requests for the paths in `http.open_paths`. So Kubernetes and systemd can probe
 these paths without a certificate. A caller's roles decide which requests are allowed
 (`HTTP_RIGHTS`); a change needs the role admin. A bookie that requires no roles accepts changes only
 from processes of its own machine. A change must have the content type of JSON, because a foreign
@@ -72,25 +72,26 @@ REQUEST_BYTES_MAX = 4096
 """The largest body of a request in bytes."""
 
 IDLE_SECONDS_MAX = 75.0
-"""The longest time from a connection's start or last request to the end of the next header. If the
-header comes later, the server closes the connection. Prometheus usually scrapes more often."""
+"""The longest time until the next request's header is complete, measured from the connection's
+start or its last request. If the header comes later, the server closes the connection. Prometheus
+usually scrapes more often."""
 
 BODY_SECONDS_MAX = 10.0
-"""The longest time until the body of a change has arrived; then the server answers with 408."""
+"""The longest time until a change's body has arrived; after it, the server answers with 408."""
 
 SHUTDOWN_SECONDS = 1.0
-"""The longest wait for unfinished requests at a stop; idle connections are closed at once."""
+"""The longest time that a stop waits for unfinished requests; idle connections close at once."""
 
 
 HANDSHAKE_SECONDS_MAX = 5.0
-"""The longest time for the TLS handshake of a new connection; then the connection is closed."""
+"""The longest time of a new connection's TLS handshake; after it, the connection is closed."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""The default paths without a client certificate, because probes of Kubernetes send none."""
+"""The paths that by default need no client certificate, because Kubernetes probes send none."""
 
 
 WANTED = web.RequestKey("wanted", str)
-"""The key under which a request holds the requested change as text, for the audit log."""
+"""The key under which a request object keeps the requested change, as text for the audit log."""
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
@@ -106,7 +107,7 @@ class Upkeep(Protocol):
 
 
 class Administration:
-    """The parts of the bookie that execute commands; None while the bookie does not serve.
+    """The parts of the bookie that execute commands; each is None while the bookie does not serve.
 
     Args:
         bookie_id: the id of the bookie, which is set even while the parts are None.
@@ -162,7 +163,8 @@ class HttpAccess:
         method = "GET" if request.method == "HEAD" else request.method
         row = HTTP_RIGHTS.get((method, request.path))
         right = Right.CHANGE if row is None else row
-        # The audit log must not contain the path of an unknown page, which may have 8 KiB.
+        # The audit log must not contain the path of an unknown page, because this path can be 8 KiB
+        # long.
         what = "another page" if row is None else f"{method} {request.path}"
         try:
             token = request.headers.get("Authorization", "")
@@ -305,9 +307,9 @@ class _Handlers:
         return await self.bookie(request)
 
     def _is_command(self, request: web.Request) -> bool:
-        """True if the request is JSON and, without roles, comes from this machine.
+        """True if the request is JSON and, on a bookie without roles, comes from this machine.
 
-        With roles, `HttpAccess` has already checked the caller's roles.
+        If the bookie requires roles, `HttpAccess` has already checked the caller's roles.
         """
         transport = request.transport
         if transport is None or request.content_type != "application/json":

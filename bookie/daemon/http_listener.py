@@ -23,11 +23,12 @@ from bookie.env.listening import bind_all
 from bookie.errors import CannotStartError
 
 BACKLOG: Final = 100
-"""The most new connections of a listening socket that wait in the kernel to be accepted."""
+"""The largest number of new connections that wait in the kernel for each listening socket."""
 
 RECEIVED_BYTES: Final = 8 * 1024
 """The size of a connection's receive buffer in the kernel; Linux doubles this size. A buffer of a
-quarter of a megabyte could hold chunks of one byte, whose parsing blocks the event loop for 0.1 s.
+quarter of a megabyte could hold so many chunks of one byte that parsing these chunks would block
+the event loop for 0.1 s.
 """
 
 PAUSE_SECONDS: Final = 0.5
@@ -65,7 +66,7 @@ class ListenerBounds:
 
 
 HTTP_BOUNDS: Final = ListenerBounds(in_all=256, per_address=64)
-"""The default bounds of the HTTP server, because probes and commands need few connections."""
+"""The default bounds of the HTTP server; they are low: probes and commands need few connections."""
 
 
 class Listener:
@@ -73,14 +74,15 @@ class Listener:
 
     Args:
         server: the server of aiohttp.
-        bounds: the most connections. If a new connection exceeds the total, the oldest connection
-            is closed. If a new connection exceeds the bound of its address, the oldest connection
-            of this address is closed. Connections in a TLS handshake are closed before all other
-            connections.
+        bounds: the largest numbers of open connections. If a new connection exceeds the total, the
+            oldest connection is closed. If a new connection exceeds the bound of its address, the
+            oldest connection of this address is closed. Connections in a TLS handshake are closed
+            before all other connections.
         context: returns the SSL context for a new connection; None listens without TLS.
         handshake_seconds: the timeout of the TLS handshake.
         shutdown_seconds: the timeout of the TLS shutdown.
-        on_surplus: called for each closed connection with the reason, a label of the metric.
+        on_surplus: called with the reason for each closed connection; the reason is a label of the
+            metric.
     """
 
     def __init__(
@@ -134,7 +136,8 @@ class Listener:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        # Close the sockets only now, because the ended tasks used their descriptors.
+        # Close the listening sockets only now, because the tasks used the sockets' descriptors
+        # until they ended.
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -158,7 +161,7 @@ class Listener:
             task = loop.create_task(self._begin(accepted, begun))
             self._beginning[task] = address, accepted
             task.add_done_callback(partial(self._ended, accepted, begun))
-            await asyncio.sleep(0)  # sock_accept lets no other task run while connections wait
+            await asyncio.sleep(0)  # as long as connections wait, sock_accept never yields
 
     def _ended(
         self, accepted: socket.socket, begun: asyncio.Event, task: asyncio.Task[None]

@@ -67,7 +67,7 @@ class FileSummary:
     end: int
     """The offset of the first byte after the valid blocks at the file's start."""
     blocks_beyond: int
-    """The number of valid block headers after `end`; above 0 means that the file has a hole."""
+    """The number of valid block headers after `end`; if it is above 0, the file has a hole."""
 
     @property
     def entries(self) -> int:

@@ -2,10 +2,10 @@
 
 A bookie fetches the cluster settings before it opens its directories and port, because the cluster
 settings may name the directories and the port. While the bookie serves, it merges each change of a
-cluster setting with the file, environment and flags, which it read at the start. A changed dynamic
-setting applies at once. For any other changed setting, the bookie logs that the setting needs a
-restart. The bookie logs and ignores an invalid change, but applies valid changes of the same
-transaction. At the start, an invalid cluster setting is an error.
+cluster setting with the values that it read from file, environment and flags at the start. A
+changed dynamic setting applies at once. For any other changed setting, the bookie logs that the
+setting needs a restart. The bookie logs and ignores an invalid change, but applies valid changes of
+the same transaction. At the start, an invalid cluster setting is an error.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LiveSettings:
 
     @property
     def overridden(self) -> list[str]:
-        """Return the names of cluster settings that the bookie's own settings override."""
+        """Return the names of the cluster settings that the bookie's own settings override."""
         return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
@@ -92,7 +92,8 @@ class LiveSettings:
             _log.info("setting_overridden", key=name, by=self._own[name])
         old, self._wanted = self._wanted, self.sources.settings(self._cluster)
         running, self.settings = self.settings, _with_dynamic(self.settings, self._wanted)
-        # Write the line about a change while the more verbose of the two log levels is in force.
+        # If the log level changes, log all changes at the more verbose of the old and the new
+        # level.
         quieter = _LEVELS.index(self.settings.log.level) > _LEVELS.index(running.log.level)
         if quieter:
             self._tell(old, running)
@@ -115,7 +116,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """Return `cluster` if it is valid; otherwise return the old settings with valid changes."""
+        """Return `cluster` if it is valid; else return the old settings and the valid changes."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:
@@ -123,7 +124,7 @@ class LiveSettings:
         reasons: dict[str, str] = {}
         seen = -1
         while left and seen != len(left):
-            # A change may be valid only after another change has been applied.
+            # A change is sometimes valid only after another change has been applied.
             seen = len(left)
             for name in sorted(left):
                 text = left[name]

@@ -1,8 +1,8 @@
 """Runs the daemon and clients that move data on uvloop, and measures the lag of the event loop.
 
 uvloop has 1.5 to 3 times the throughput of asyncio's own loop, and a third of the latency at the
-99th percentile. This comparison was measured with batches of 64 entries of 1 KB on 2 cores. See
-also `keep_freed_memory`.
+99th percentile. Both figures were measured with batches of 64 entries of 1 KB on 2 cores. See also
+`keep_freed_memory`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ FDATASYNC_P99_SECONDS_GOOD = 0.010
 delays each append."""
 
 FREE_BYTES_MIN = 10 * 1024**3
-"""The least free space: enough for a few journal files, the index and a compaction."""
+"""The least free space that counts as good: enough for a few journal files, the index and a
+compaction."""
 
 FILES_MIN = 65536
 """The recommended limit of open files, for connections and files. Linux distributions often allow
@@ -240,7 +241,7 @@ def check_monotonic_clock(samples: int = 10_000) -> Fact:
 
 
 def check_clock_synchronised() -> Fact:
-    """Warn if the kernel's wall clock is not synchronised, or if the kernel does not know this."""
+    """Warn if the kernel's wall clock is not synchronised, or if its state is unknown."""
     library = ctypes.CDLL(None, use_errno=True)
     # struct timex begins with `modes`. If `modes` is zero, adjtimex only reads, which needs no
     # privilege.

@@ -113,7 +113,7 @@ class OwnAccess:
 
 
 def _told(grants: Collection[Grant]) -> list[str]:
-    """Describe grants for a log line, because only the log keeps revoked grants."""
+    """Describe grants for a log line; after a revocation, only the log still shows the grants."""
     told = sorted(f"{one.principal} is {one.role.value} for {one.scope}" for one in grants)
     more = len(told) - GRANTS_TOLD_MAX
     return told if more <= 0 else [*told[:GRANTS_TOLD_MAX], f"and {more} more"]

@@ -20,10 +20,10 @@ from bookie.security.suitability import EXPIRED, LASTING, faults_of
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 2.0
-"""The time between two checks if a certificate file has changed."""
+"""The time between two checks for changed certificate files."""
 
 START_PATIENCE_SECONDS = 5.0
-"""The longest wait of a start while another program is renewing the certificate files."""
+"""The longest time that a start waits until another program has renewed all certificate files."""
 
 EXPIRES_SOON_DAYS = 14
 """The process logs a warning if a certificate expires within this time. The alert

@@ -1,4 +1,4 @@
-"""A bookie with empty directories waits to start while an entry may have lost its last copy.
+"""A bookie with empty directories delays its start while an entry may have lost its last copy.
 
 Each attempt to start lists all ledgers of the cluster. If the process ended after a failed attempt,
 a service manager would start the process again at once. So the process itself waits before the next

@@ -1,10 +1,10 @@
 """Readiness of a bookie for clients: each part of the daemon sets and removes its own obstacle.
 
-A bookie is ready while no part has set an obstacle. A part may also set a remark, and the bookie
-stays ready. For example, a read-only bookie still answers reads, fences and recoveries. A bookie
-without a registration still serves clients that know its address. If a bookie without a
-registration were not ready, a Kubernetes service would remove the bookie's address, and clients
-could not reach the bookie.
+A bookie is ready while no part has set an obstacle. A part of the daemon can also set a remark;
+with a remark, the bookie stays ready. For example, a read-only bookie still answers reads, fences
+and recoveries. A bookie without a registration still serves clients that know its address. If a
+bookie without a registration were not ready, a Kubernetes service would remove the bookie's
+address, and clients could not reach the bookie.
 """
 
 from __future__ import annotations

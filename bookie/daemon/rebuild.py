@@ -49,8 +49,8 @@ def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> 
     """Rename the old index and make a new index; the call blocks its thread.
 
     The rebuild calls `advance` repeatedly with the number of bytes read since the last call. At its
-    next start, the bookie gets a new incarnation. The bookie then puts all of its ledgers in limbo,
-    because a check must first find their entries.
+    next start, the bookie gets a new incarnation. The bookie then puts all of its ledgers in limbo:
+    it denies none of their entries until a check has found the entries.
 
     Raises:
         ConfigurationError: directories, cookies or files are missing, or a device is full.

@@ -2,8 +2,8 @@
 
 The registration contains the bookie's addresses, and its free space, which is a weight for
 placement. The bookie updates the registration within a second if its labels, its read-only state or
-its doubt about the metadata store change. Without such a change, the bookie updates the
-registration once a minute.
+its doubt that the metadata store is up to date changes. Without such a change, the bookie updates
+the registration once a minute.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RegistrationUpdater:
         self._is_in_doubt = is_in_doubt
         self._store_doubt = store_doubt
         self.interval = Pause()
-        """The pause between two checks of the state; a change of labels ends the pause."""
+        """The pause between two checks of the bookie's state; a change of labels ends it early."""
 
     def set_own_labels(self, labels: Mapping[str, str]) -> None:
         """Replace the labels that come from the bookie's own settings."""

@@ -55,8 +55,8 @@ async def run_repair_process(sources: Sources) -> None:
 
     Raises:
         ConfigurationError: a setting is wrong, or settings contradict each other.
-        CannotStartError: another process has the address for HTTP, or the certificate and the key
-            do not belong together.
+        CannotStartError: another process already listens on the HTTP address, or the certificate
+            and the key do not belong together.
         SessionGivenUpError: the metadata store was unreachable for longer than the policy allows.
         BookieError: the metadata store does not answer, or holds no cluster.
     """

@@ -26,7 +26,7 @@ EXPIRY_DAYS_MIN = 30
 FIRST_ETCD = tuple(
     f"{major}.{minor}.{patch}" for (major, minor), patch in CHECKS_RIGHTS_FROM.items()
 )
-"""The first version of each etcd release line that checks all rights, for advice."""
+"""For each etcd release line, the first version that checks all rights; the advice names it."""
 
 
 def check_security(settings: Settings, now_seconds: float) -> list[Fact]:

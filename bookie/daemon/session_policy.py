@@ -4,10 +4,10 @@ While the metadata store does not answer, adds and reads of open ledgers continu
 reads need no metadata. The bookie stays ready: if the bookie were not ready, a Kubernetes service
 would hide its address from clients. A remark and a metric report the outage.
 
-The settings `[session]` may limit the outage. If an outage exceeds the limit, the bookie ends with
-one sentence and exit status 3. A supervisor can then start the bookie on a machine that reaches the
-store. By default the bookie waits for ever, because an outage of the store must not end all bookies
-of a cluster.
+The settings `[session]` may limit the outage. If an outage lasts longer than the limit, the bookie
+ends with an error of one sentence and exit status 3. A supervisor can then start the bookie on a
+machine that reaches the store. By default the bookie waits for ever, because an outage of the store
+must not end all bookies of a cluster.
 
 Source: PIP-57, and the default of its later versions.
 """

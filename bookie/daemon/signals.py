@@ -32,7 +32,7 @@ def ignore(*numbers: signal.Signals) -> None:
 
 @contextmanager
 def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[None]:
-    """Call `note` with the name of each signal in `numbers`; after the block ignore the signals."""
+    """Call `note` with the name of each signal that arrives; after the block ignore the signals."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, note, number.name)
@@ -83,8 +83,9 @@ def stop_with_parent(parent: int) -> None:
     If the parent has already ended, the function itself sends SIGTERM to this process.
 
     Args:
-        parent: the process id of the parent, which is 1 if the parent began a container. A process
-            whose parent has ended gets another parent, which is not always process 1.
+        parent: the process id of the parent; the id is 1 if the parent is a container's first
+            process. A process whose parent has ended gets another parent, which is not always
+            process 1.
 
     Source: prctl(2), PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER.
     """

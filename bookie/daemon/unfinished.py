@@ -1,21 +1,21 @@
 """Bounds the memory that gRPC holds for messages that no handler has read yet.
 
-The danger: a peer opens 128 calls on one connection, and sends in each call 8 MB of a message, but
-not its last byte. The gRPC library keeps this 1 GB in memory, and no handler sees the bytes. Each
-further connection costs another gigabyte. The gRPC library for Python cannot limit the memory of
-the process: only gRPC for C++ has resource quotas.
+The danger: a peer opens 128 calls on one connection. In each call, the peer sends 8 MB of a
+message, but never the message's last byte. The gRPC library keeps this 1 GB in memory, and no
+handler sees the bytes. Each further connection costs another gigabyte. The gRPC library for Python
+cannot limit the memory of the process: only gRPC for C++ has resource quotas.
 
 So this module asks the kernel about ten times a second how many bytes each connection has received.
 The module subtracts the bytes that handlers have read (`Arrivals`): the rest is *unfinished*. If
 the unfinished bytes of all connections exceed a bound, the module ends connections. The address
 with the most unfinished bytes loses its largest connection first. The total may exceed the bound by
 the bytes that arrive between two measurements. If the bookie stops reading a writer's stream for a
-while, gRPC's memory holds one flow-control window of the stream's bytes. So a stream that the
-bookie does not read has an allowance (`Arrived.allowance`).
+while, gRPC's memory holds one flow-control window of the stream's bytes. So the module subtracts an
+allowance for each stream that the bookie does not read (`Arrived.allowance`).
 
 The number of unfinished bytes is an estimate. `Arrivals` counts extra bytes for the metadata of
-each call, so a peer can hide as many unfinished bytes. Calls that reach no handler of the bookie
-count as unfinished until their connection ends.
+each call, so a peer can hide the same number of unfinished bytes. The bytes of a call that reaches
+no handler of the bookie count as unfinished until the connection ends.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ SOON_SECONDS: Final = 0.025
 """The time until the next measurement while the unfinished bytes exceed an eighth of the bound."""
 
 CONNECTION_SECONDS: Final = 0.00025
-"""The least pause between two measurements, for each connection. A measurement takes 5 µs for each
-connection, so measurements take at most 2% of a core."""
+"""The shortest pause between two measurements is this time multiplied by the number of connections.
+A measurement takes 5 µs for each connection, so measurements take at most 2% of a core."""
 
 LARGE_BYTES: Final = 16 * 1024 * 1024
-"""More unfinished bytes than a well-behaved client causes on one connection. A well-behaved client
-fills at most the flow-control windows of its streams, and sends the beginning of a message."""
+"""A number of unfinished bytes on one connection that no well-behaved client exceeds. A
+well-behaved client fills at most the flow-control windows of its streams, and sends the beginning
+of a message."""
 
 DRIFT_BYTES_PER_SECOND: Final = 1024
-"""The rate in bytes per second by which the count of unfinished bytes of each connection falls. A
-connection without calls receives fewer bytes per second, for example pings."""
+"""The rate at which the count of unfinished bytes of each connection falls, in bytes per second. A
+connection without calls receives fewer bytes per second than this rate, for example pings."""
 
 REASON: Final = "unfinished"
-"""The label of the metric `connections_ended_total`."""
+"""The reason, as a label value of the metric `connections_ended_total`."""
 
 _log = event_log(__name__)
 
@@ -89,7 +90,7 @@ def surplus(held: Mapping[str, int], bytes_max: int) -> list[str]:
 
 
 def _largest(held: Mapping[str, int], excess: int) -> list[str]:
-    """Choose connections that together hold at least `excess` bytes, or all connections."""
+    """Choose connections that hold at least `excess` bytes together; if none do, choose all."""
     addresses: Counter[str] = Counter()
     largest: dict[str, list[str]] = {}
     for peer in sorted(held, key=held.__getitem__):
@@ -112,7 +113,8 @@ class UnfinishedCount:
     Args:
         sockets: the sockets of this process.
         arrivals: counts the bytes that handlers have read.
-        drift: the rate by which the count of a connection falls, in bytes a second.
+        drift: the rate at which the count of unfinished bytes of each connection falls, in bytes
+            per second.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class UnfinishedCount:
         self._looked_at = asyncio.get_running_loop().time()
 
     async def look(self) -> dict[str, int]:
-        """Measure; return each connection's unfinished bytes, minus the allowance of its streams.
+        """Measure and return each connection's unfinished bytes minus its streams' allowance.
 
         Raises:
             OSError: the descriptors cannot be listed.

@@ -220,7 +220,7 @@ def headers_of(batch: EntryBatch) -> tuple[Ids, Ids, Ids, Ids]:
 
 
 def gather_prefixes(batch: EntryBatch, width: int) -> NDArray[np.void]:
-    """Return the first `width` bytes of each packet as a row; no packet may be shorter."""
+    """Return the first `width` bytes of each packet as a row; each packet must have as many."""
     count = len(batch.sizes)
     size = int(batch.sizes[0])
     row = np.dtype((np.void, width))
@@ -228,7 +228,7 @@ def gather_prefixes(batch: EntryBatch, width: int) -> NDArray[np.void]:
         rows = np.ndarray(count, dtype=row, buffer=batch.payload, strides=(size,))
         return np.ascontiguousarray(rows)
     # View the payload as overlapping rows: one row starts at each byte. Indexing copies the rows
-    # that start with a packet.
+    # that begin where a packet begins.
     at_each_byte = np.ndarray(
         len(batch.payload) - width + 1, dtype=row, buffer=batch.payload, strides=(1,)
     )

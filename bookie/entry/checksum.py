@@ -59,6 +59,7 @@ def _crc_changes(width: int) -> NDArray[np.uint32]:
             row = bytearray(width)
             row[position] = 1 << bit
             change = np.uint32(crc32c(row) ^ zeros)
-            # A value's change is the XOR of the changes of its bits; `bit` is the highest bit here.
+            # The change of a byte value is the XOR of the changes of its bits. `bit` is the highest
+            # bit of the values in this slice.
             table[position, 1 << bit : 2 << bit] = table[position, : 1 << bit] ^ change
     return table

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 BytesLike = bytes | bytearray | memoryview
 
 Headers: TypeAlias = "NDArray[np.uint8]"
-"""Packet headers, one per row, each with its payload's prefix behind it; contiguous in memory."""
+"""Packet headers, one per row, each followed by the prefix of its payload; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
 """Size of a ledger key in bytes. A ledger of an older version without a password has an empty
@@ -67,7 +67,8 @@ class DigestType(enum.IntEnum):
 
 
 DIGESTS_BY_STRENGTH = (DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
-"""Weakest first: no digest, checksums that detect damage, proof that the writer knew the key."""
+"""The digest types, weakest first: no digest, two checksums that detect damage, and HMAC, which
+proves that the writer knew the key."""
 
 
 def is_weaker(one: DigestType, other: DigestType) -> bool:

@@ -47,8 +47,8 @@ _VERIFY_BY_NUMPY_FROM = 16
 # From this number of entries on, numpy (30-50 µs a batch) takes less time than one `struct` call
 # per entry (measured).
 _PACK_BY_ROWS_UP_TO_BYTES = 512
-# Up to this size of equal payloads, copying the payloads into a table is faster than joining them
-# with their prefixes.
+# If payloads have equal sizes up to this limit, copying them into a table is faster than joining
+# them with their prefixes.
 
 
 class SharedPrefix(NamedTuple):
@@ -119,7 +119,7 @@ class Entries(Sequence[Entry]):
         batch: EntryBatch | None = None,
         prefix_size: int = 0,
     ) -> None:
-        """`batch` has the packets of the entries, with `prefix_size` bytes before each payload."""
+        """`batch` holds the packets of the entries; each payload follows `prefix_size` bytes."""
         self.ids = ids
         self.payloads = payloads
         """The payloads as the user gave them, one for each id."""

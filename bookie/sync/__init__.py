@@ -31,13 +31,13 @@ notebook, calls work although the kernel's loop runs, because each cell blocks t
 **Forks.** Connect after the fork, as the workers of Spark do. The child process creates its own
 thread and loop at the first call, and its own clients. In the child, objects of the parent raise
 ClientClosedError. If the parent had opened any client before the fork, `connect` in the child
-raises ConfigurationError. The reason is that gRPC would hang in a forked child. Start the children
-of a parent that uses clients by spawn, not by fork.
+raises ConfigurationError. The reason is that gRPC would hang in a forked child. If a parent uses
+clients, start its children by spawn, not by fork.
 
 **How to add a synchronous class.** Write a subclass of `SyncHandle`, which keeps the async object
-as ``self._handle``. Write a method for an async method as ``verb = forwarded(Handle.verb)``. If the
-method has a timeout, its body is ``return self._run(self._handle.verb(...), timeout)``. For an
-async generator, the body is ``return self._iterate(self._handle.verb(...), ahead=...)``. A
+as ``self._handle``. Make each method from an async method: ``verb = forwarded(Handle.verb)``. If
+the new method takes a timeout, its body is ``return self._run(self._handle.verb(...), timeout)``.
+For an async generator, the body is ``return self._iterate(self._handle.verb(...), ahead=...)``. A
 `Resident` enters and leaves an async context manager, such as a consumer, in one task of the loop.
 Task groups and timeouts inside the manager require the same task.
 

@@ -79,7 +79,8 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return arrived
 
     async def _arrive(self) -> None:
-        # A wait that timed out may still have fetched records, which come first.
+        # An earlier wait may have timed out and still have fetched records; these records come
+        # first.
         if not self._arrived:
             self._arrived = (
                 [await self._next_record()] if self._by_record else await self._next_records()
@@ -142,7 +143,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         super().__init__(home, handle, by_record=by_record, timeout=timeout)
         self._handle = handle
         self._uncommitted: dict[LogPartition, GroupRecord] = {}
-        """For each partition: the last noted record, until a ``commit()`` includes this record."""
+        """For each partition, the last noted record that was given out; ``commit()`` removes it."""
         self._noted: GroupRecord | None = None
         """The record that was added last to `_uncommitted`."""
 
@@ -157,15 +158,16 @@ class SyncGroupMember(_Consuming[GroupRecord]):
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
         """Commit all records that were given out, or all records up to and including `up_to`.
 
-        See `GroupMember.commit`. Here, ``commit()`` raises CursorLostError if this member no longer
-        consumes the partition of a record that was given out since the last ``commit()``, unless
-        the record was committed before. The records of the other partitions are committed.
+        See `GroupMember.commit`. Without `up_to`, the call commits the records that were given out
+        since the last ``commit()``. If this member no longer consumes the partition of such a
+        record, the call raises CursorLostError, unless the record was committed before. Even then,
+        the records of the other partitions are committed.
         """
         work = self._commit_given() if up_to is None else self._handle.commit(up_to)
         self._run(work, timeout)
 
     def batches(self) -> Iterator[Sequence[GroupRecord]]:
-        """Yield batches, each of one partition. Batches are faster than single records."""
+        """Yield batches, each with records of one partition; faster than single records."""
         return self._given.batches()
 
     async def _commit_given(self) -> None:

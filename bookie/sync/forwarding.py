@@ -34,8 +34,8 @@ class Shown(Protocol[T_co]):
 
 
 def shown(value: Callable[[H], R]) -> Shown[R]:
-    """Return a property with the value and the docstring of the property of ``self._handle``."""
-    of: Any = value  # type checkers see a property of a class as its getter
+    """Return a property that shows a property of ``self._handle``, with the same docstring."""
+    of: Any = value  # to a type checker, ``Class.name`` of a property is the getter
     return cast("Shown[R]", property(lambda self: of.fget(self._handle), doc=of.__doc__))
 
 

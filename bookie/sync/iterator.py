@@ -73,7 +73,8 @@ class Pump(Generic[T]):
             raise error or StopIteration
         self.home.require_caller()
         self._ready.clear()
-        # An item that was added before `clear` will not set the event again.
+        # An item that was added before `clear` will not set the event again, so check the buffer
+        # first.
         if not (self._items or self._ended.is_set() or self._ready.wait(self.timeout)):
             raise late(self.timeout)
 
@@ -144,7 +145,7 @@ class Pump(Generic[T]):
 
 
 class Batches(Iterator[Iterator[T]]):
-    """The batches of a pump, each as an iterator; keeps the iterator of the last batch."""
+    """Yields an iterator over each batch of a pump, and keeps the iterator of the last batch."""
 
     def __init__(self, pump: Pump[Any]) -> None:
         self._pump = pump

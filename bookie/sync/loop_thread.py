@@ -20,7 +20,7 @@ from bookie.errors import BadRequestError, BookieError, ClientClosedError, Opera
 T = TypeVar("T")
 
 END_SECONDS_MAX = 5.0
-"""The most seconds that a process waits at its end until a shared client is closed."""
+"""The longest time in seconds that an ending process waits until a shared client is closed."""
 
 
 class LoopThread:
@@ -81,7 +81,7 @@ class LoopThread:
         try:
             return future.result(timeout)
         except TimeoutError:
-            # `work` itself may have raised TimeoutError, or may have ended just now.
+            # `work` itself may have raised this TimeoutError, or `work` may have ended just now.
             if future.cancel():
                 raise late(timeout) from None
             return future.result()
@@ -126,7 +126,8 @@ class Resident(Generic[T]):
         try:
             return entered.result(timeout)
         except TimeoutError:
-            # The manager itself may have raised TimeoutError, or was entered just now.
+            # The manager itself may have raised this TimeoutError, or it may have been entered just
+            # now.
             if not entered.cancel():
                 return entered.result()
             self._life.cancel()

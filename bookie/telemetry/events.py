@@ -82,7 +82,7 @@ def configure_logging(
     """Write every log record of the process to `stream`, one line each.
 
     Only the daemon and the command line may call this function, because it replaces the handlers of
-    the root logger. The function also makes Python's warnings log records.
+    the root logger. The function also turns Python's warnings into log records.
 
     Args:
         level: The least severe level to write.
@@ -107,7 +107,7 @@ def writes_json() -> bool:
 
 
 def log_uncaught() -> None:
-    """From now on, log uncaught exceptions, also of threads and destructors, without a print.
+    """Log, and do not print, all later uncaught exceptions, also in threads and destructors.
 
     Only the daemon calls this function, after `configure_logging`. Event loops already report
     uncaught exceptions to `logging`.

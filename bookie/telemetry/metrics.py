@@ -43,7 +43,8 @@ SHARES = (
     ("identity", "reads"),
     ("identity", "watches"),
 )
-"""The holders of shares, and the limited resources; HTTP/2 limits the calls of a connection."""
+"""Each pair names the holder of a share and a resource that the share limits. The calls of a
+connection are missing, because HTTP/2 limits them."""
 
 REPAIR_OUTCOMES = (
     "repaired",
@@ -73,7 +74,8 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""Kinds of errors that no caller caused; counts start at 0, so a rate shows the first error."""
+"""Kinds of errors that no caller caused. Each count starts at 0, so that ``rate`` in Prometheus
+shows even the first error."""
 
 
 class Metrics:
@@ -82,7 +84,7 @@ class Metrics:
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
     change at every request are `FastCounter` or `FastHistogram` objects, which only the event
     loop's thread may change. Names of metrics have the prefix ``bookie_``. The names of counters
-    end in ``_total``. Amounts in seconds or bytes have this unit in their names. The values of each
+    end in ``_total``. The names of amounts in seconds or bytes contain the unit. The values of each
     label come from a fixed set, so labels never name ledgers or clients.
     """
 

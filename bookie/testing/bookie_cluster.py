@@ -106,8 +106,8 @@ class BookieCluster:
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks with empty disks, and delete its cookie.
 
-        Start the bookie again with `restart`. The bookie then has a new incarnation. For an entry
-        that the bookie may have had before, it never answers that the entry does not exist.
+        Start the bookie again with `restart`. The bookie then has a new incarnation. If the bookie
+        may have stored an entry before, it never answers that the entry does not exist.
         """
         await self._at(number).wipe(self._cookies)
 

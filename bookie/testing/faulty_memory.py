@@ -58,7 +58,7 @@ class FaultyMemoryStore(MemoryStore):
         self._outage: SessionMachine | None = None
         """The state machine of the session while the connection is cut; otherwise None."""
         self._server_deadline = float("inf")
-        """The time at which the server ends the session after `disconnect`; else infinite."""
+        """The time at which the server ends the session; infinite unless disconnected."""
         self._alarm: asyncio.TimerHandle | None = None
         self._held: list[Commit] | None = None
 
@@ -110,7 +110,7 @@ class FaultyMemoryStore(MemoryStore):
         self._come_back()
 
     def let_time_pass(self) -> None:
-        """End sessions whose timeout has passed, and run due timers of the outage."""
+        """End sessions whose timeout has passed, and tick the state machine of the outage."""
         self._end_overdue_sessions()
         if self._outage is not None:
             self._step(Tick())
@@ -143,7 +143,7 @@ class FaultyMemoryStore(MemoryStore):
         self._end_overdue_sessions()
 
     def _end_overdue_sessions(self) -> None:
-        """End, like a server, the sessions of disconnected clients whose timeout has passed."""
+        """End the sessions of disconnected clients whose timeout has passed, as a server does."""
         with self._tree.lock:
             for store in list(self._tree.stores):
                 if isinstance(store, FaultyMemoryStore) and store._is_overdue():

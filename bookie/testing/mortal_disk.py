@@ -25,7 +25,7 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: `is_dead` after a kill, and `fsync` if it syncs files."""
+    """The state of one life of a bookie: `is_dead` after a kill; `fsync` is False to skip syncs."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync

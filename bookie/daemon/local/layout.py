@@ -145,7 +145,7 @@ def plan_layout(
     if known is not None and uri != known.metadata_uri:
         raise ConfigurationError(f"{directory} holds a cluster on {known.metadata_uri}, not {uri}")
     names = [member.id for member in members]
-    # If a directory belongs to no member, it has the data of a bookie that left the cluster.
+    # A directory that belongs to no member holds the data of a bookie that left the cluster.
     unused = (name for name in _names() if name not in names and not (directory / name).exists())
     names += list(itertools.islice(unused, count - len(names)))
     if base_port is not None:

@@ -1,10 +1,11 @@
 """Finds the bookies of a local cluster that lost directories, or that have left the cluster.
 
-If directories of a bookie were deleted, the local cluster does not start, and the error has the
-command to type. If a bookie lost all of its directories, the bookie may start empty without a
-command, unless entries may have lost their last copies.
+If directories of a bookie were deleted, the local cluster does not start, and the error message
+contains the command that the user must type. A bookie that lost all of its directories needs no
+command and starts empty, unless entries may have lost their last copies.
 
-The checks run before any bookie starts, because only the supervisor knows the command that helps.
+The checks run before any bookie starts, because only the supervisor can tell the user the right
+command.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def departed_bookies(store: MetadataStore, directory: Path, layout: Layout) -> list[str]:
-    """Return the bookies with data that no ledger names, and that have no cookie in the store.
+    """Return the bookies that have data, but no cookie in the store, and that no ledger names.
 
     These bookies have left the cluster. If only the cookie of a bookie was lost, ledgers still name
     the bookie, so the bookie is not in the result.

@@ -18,11 +18,11 @@ from bookie.daemon.local.layout import LocalBookie
 from bookie.errors import OperationTimeoutError, ShuttingDownError
 
 READY_SECONDS_MAX = 60.0
-"""The longest time of a start. A bookie replays at most a few hundred megabytes, so a longer start
-is stuck."""
+"""The longest time of a start. A bookie replays at most a few hundred megabytes, so a start that
+takes longer is stuck."""
 
 STOP_SECONDS_MAX = 30.0
-"""The longest time of a stop, for the drain and a checkpoint; then the bookie is killed."""
+"""The longest time of a stop (drain and checkpoint); after it, the bookie is killed."""
 
 CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
 """The names of the ``BOOKIE_`` variables that child processes inherit."""
@@ -109,7 +109,8 @@ class BookieProcess:
                 stdout=descriptor,
                 stderr=descriptor,
                 env=variables,
-                # Ctrl-C then reaches only the supervisor, which stops its children by SIGTERM.
+                # With a new session, Ctrl-C reaches only the supervisor, which stops its children
+                # by SIGTERM.
                 start_new_session=True,
             )
         finally:
@@ -212,7 +213,7 @@ def describe_end(status: int, log_path: Path) -> str:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a bookie's log, or only its reason if the line is JSON."""
+    """Return the last line of a bookie's log; if the line is JSON, return only the reason in it."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else "it said nothing"
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -164,7 +164,7 @@ class ClusterFaults:
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait until a bookie has answered a fence, then until the client may have the answer."""
+        """Wait until a bookie has answered a fence, and the client may have got the answer."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):
@@ -261,7 +261,8 @@ class ClusterFaults:
             copy, wipes = bookie.left, bookie.wipes
         await asyncio.sleep(max(seconds, RESTART_SECONDS[-1][1]))
         if bookie.host in self._held or bookie.wipes != wipes:
-            # The copy has the identity from before the wipe, so its start would always be refused.
+            # The copy has the bookie's identity from before the wipe, so a bookie with this copy
+            # could never start.
             return
         with self._hold(bookie):
             self.cluster.note(f"older state of {bookie.host}")

@@ -291,7 +291,7 @@ class SimulatedDisk:
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """Begin a call that only reads: raise an error or stall after `die` or for a fault."""
+        """Begin a call that only reads: raise an error after `die`; for a fault, raise or stall."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -329,7 +329,7 @@ class SimulatedDisk:
         self.pause()
 
     def fits(self, inode: Inode, more: int) -> bool:
-        """True if the file's device has room for `more` bytes; count a refusal."""
+        """True if the file's device has room for `more` bytes; otherwise count the refusal."""
         room = self._room(inode.path)
         fits = more == 0 or self._used(room) + more <= room.total_bytes
         self.refused += not fits

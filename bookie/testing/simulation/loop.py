@@ -41,10 +41,10 @@ _LANE: ContextVar[int] = ContextVar("lane", default=0)
 MAIN_LANE = 0
 
 PRIORITY_CHANGES = 12
-"""How often the running lane gets the lowest priority, within `PRIORITY_SPAN` steps."""
+"""The number of times per `PRIORITY_SPAN` steps that the running lane gets the lowest priority."""
 PRIORITY_SPAN = 2000
 PRIORITY_STEPS_MAX = 64
-"""After more steps in a row, a lane gets the lowest priority; so no lane blocks other lanes."""
+"""A lane that runs more steps in a row gets the lowest priority, so no lane blocks the others."""
 
 STEPS_MAX = 2_000_000
 """A run with more steps than this counts as endless."""
@@ -59,7 +59,7 @@ class Mode(enum.Enum):
 
 
 class Sockets(Protocol):
-    """What connects the processes of a simulation by streams of bytes."""
+    """Connects the processes of a simulation by streams of bytes."""
 
     async def connect(self, factory: Any, host: str, port: int, /) -> tuple[Any, Any]:
         """Connect to an address; see `create_connection` of asyncio."""
@@ -127,7 +127,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._same_lane_steps = 0
         self._last_lane = -1
         self._entered: list[int] = []
-        """The lanes with running callbacks, nested, the innermost last."""
+        """The lanes whose callbacks run now, one within the other; the innermost lane is last."""
         self._running = False
         self._closed = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
@@ -137,7 +137,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.unhandled: list[dict[str, Any]] = []
         """The contexts of unhandled errors; `run` raises an AssertionError for the first error."""
         self.sockets: Sockets | None = None
-        """The connections of processes; without them, the loop refuses to connect."""
+        """The simulated network of the processes; if it is None, the loop refuses to connect."""
 
     # --- for the simulation --------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _step(self, lane: int) -> None:
         handles = self._ready[lane]
         handle = handles.popleft()
-        # A lane with more callbacks moves behind the other lanes: first come, first served.
+        # First come, first served: a lane that has more callbacks moves behind the other lanes.
         del self._ready[lane]
         if handles:
             self._ready[lane] = handles

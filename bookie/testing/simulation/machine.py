@@ -77,7 +77,7 @@ class SimulatedClock:
     choose: random.Random
     boot: str
     started: float
-    """The wall-clock time at the loop's time 0, in seconds since `EPOCH_MS`."""
+    """The wall-clock time when the loop's clock shows 0, in seconds since `EPOCH_MS`."""
 
     def monotonic(self) -> float:
         """Return the virtual seconds of the loop, which several machines may share."""
@@ -103,7 +103,7 @@ class Left:
     boots: int = 1
     """The number of times that the machine was switched on."""
     seconds: float = 0.0
-    """The wall-clock time at the next life's loop time 0, in seconds since `EPOCH_MS`."""
+    """The wall-clock time when the next life's loop shows 0, in seconds since `EPOCH_MS`."""
     lives: int = 0
     stamped: bool = False
     """True if the bookie's cookie in the metadata store says READY."""
@@ -231,7 +231,7 @@ class SimulatedMachine:
         return results[0]
 
     def leaves(self) -> Left:
-        """Return the state for the next life, if this life ended now without loss of its cache."""
+        """Return the state for the next life, as if this life ended now and the cache survived."""
         return Left(
             self.disk.freeze(),
             self.left.boots,

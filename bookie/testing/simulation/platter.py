@@ -69,7 +69,7 @@ class FileWrite:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A change of a file's size; new bytes are `filled`, and then zeros."""
+    """A change of a file's size; the new bytes begin with `filled`, and the rest are zeros."""
 
     size: int
     filled: bytes = b""
@@ -109,11 +109,11 @@ class NameChange:
     inode: int | None
     former: str = ""
     moved: int = -1
-    """The inode that a rename moves, or whose name is removed."""
+    """The inode that a rename moves, or whose name this operation removes."""
 
 
 Names: TypeAlias = dict[int, dict[str, int]]
-"""The inode of each name, by the directory's inode; each directory has an item here."""
+"""By a directory's inode: the inode of each name in it. Every directory has an item here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Cut:
             yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: FileWrite) -> Iterator[Operation]:
-        """Yield some sectors of a write; all its sectors have the same, random probability."""
+        """Yield some sectors of a write; all have the same probability, which is random."""
         choose = self.choose
         share = choose.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         start = write.offset
@@ -287,7 +287,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Grow(Resize):
-    """A growth of a file without its bytes, which become zeros or garbage."""
+    """A growth of a file whose new bytes did not reach the device; they are zeros or garbage."""
 
 
 def _reached(number: int, image: Image, cut: Cut) -> Content:

@@ -1,8 +1,8 @@
 """Replaces the random numbers and clocks that bookie uses by seeded numbers and virtual time.
 
-Clients take jitter from `random`. Other code takes ids from `secrets`, `uuid` and the kernel, and
-times from `time`. Within `seeded_world`, all these values depend only on the seed and on virtual
-time.
+Clients take jitter from `random`. Without this module, the code takes ids from `secrets`, `uuid`
+and the kernel, and times from `time`. Within `seeded_world`, all these values depend only on the
+seed and on virtual time.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from bookie.testing.simulation.simulated_network import (
 )
 
 BACKOFF_SECONDS = (0.1, 1.0)
-"""The first and the longest time, in seconds, that calls fail at once after a failed connect; each
-failed connect doubles the time.
+"""The first and the longest backoff, in seconds. After a failed attempt to connect, calls fail at
+once during the backoff; each further failed attempt doubles the backoff.
 """
 
 
@@ -39,7 +39,7 @@ def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """The method and metadata of a call, which gRPC's generic handlers read."""
+    """The method and metadata of a call; gRPC's generic handlers read both."""
 
     method: str
     invocation_metadata: tuple[tuple[str, Any], ...]
@@ -72,7 +72,7 @@ class SimulatedChannel:
         return begin
 
     unary_stream = unary_unary
-    """Returns a function that begins calls with one request and many answers."""
+    """Return a function that starts a call with one request and many answers."""
 
     def stream_stream(self, method: str) -> Callable[..., ClientCall]:
         """Return a function that starts a call with many messages in both directions."""
@@ -308,7 +308,7 @@ class ClientCall:
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Delay the messages of this call that are in flight by `seconds`."""
+        """Delay by `seconds` the messages of this call that are in flight."""
         if self._up is not None:
             self._up.delay(seconds)
 

@@ -62,7 +62,7 @@ SIMULATED_URI = f"memory://{STORE_NAME}"
 
 SESSION_SECONDS = 3.0
 METADATA_SECONDS, SLOW_METADATA_SECONDS = (0.0002, 0.003), (0.05, 0.8)
-"""Ranges of seconds for a request to the metadata store, usual and slow."""
+"""The durations of a request to the metadata store, usual and slow, as ranges of seconds."""
 
 SILENCE_SECONDS_MAX = 2.0
 """The longest time in seconds that a client waits for a lost reply."""
@@ -116,7 +116,7 @@ class SimulatedSession(FaultyMemoryStore):
         self.is_entered = False
         """True while the process lives and uses its connection to the metadata store."""
         self._unsure: dict[str, bytes] = {}
-        """The values of ledgers' compare-and-sets without a reply, by key."""
+        """By the key of a ledger, the value of a compare-and-set that got no reply."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -380,7 +380,7 @@ class SimulatedBookie:
 
     @asynccontextmanager
     async def _hold_frames(self) -> AsyncIterator[tuple[FramesPort, ...]]:
-        """Listen for frames if the bookie offers them; yields the port, or nothing."""
+        """Listen on the port for frames if the bookie has one; yield the port, or nothing."""
         if self.host not in self.cluster.by_frames:
             yield ()
             return
@@ -475,7 +475,7 @@ class SimulatedCluster:
         sync_seconds: float,
         by_frames: Collection[str] = (),
     ) -> None:
-        """`by_frames` are the hosts of the bookies that offer frames."""
+        """`by_frames` names the hosts of bookies with a port for frames (`bookie.wire.frames`)."""
         self.by_frames = by_frames
         self.loop = loop
         self.network = network
@@ -500,7 +500,7 @@ class SimulatedCluster:
         self.sessions: dict[str, SimulatedSession] = {}
         self.clients: list[SimulatedClient] = []
         self.awaited_fences: list[asyncio.Future[SimulatedBookie]] = []
-        """Futures that receive the bookie that answers the next fence."""
+        """Futures whose result becomes the bookie that answers the next fence."""
         self.bookies = [SimulatedBookie(self, number) for number in range(bookies)]
         self._clients_begun = 0
 

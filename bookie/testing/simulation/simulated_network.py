@@ -43,7 +43,8 @@ NOTICE_SECONDS_MAX = 0.3
 
 
 LATE_SECONDS = (0.3, 4.0)
-"""The shortest and the longest delay of the last requests on an abandoned connection."""
+"""The shortest and the longest delay, in seconds, of a client's last requests on a connection that
+it has left."""
 
 
 class SimulatedProcess:
@@ -55,7 +56,7 @@ class SimulatedProcess:
         self.is_alive = True
         self.connections: dict[Connection, None] = {}
         self.context = copy_context()
-        """The context for tasks of this process that a caller outside of the process starts."""
+        """The context in which a caller outside of this process starts tasks of this process."""
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:
@@ -217,12 +218,12 @@ class SimulatedNetwork:
         self._cuts: dict[tuple[str, str], int] = {}
         self._held: dict[tuple[str, str], dict[Pipe, None]] = {}
         self._slow: dict[str, list[float]] = {}
-        """The extra seconds of messages to or from each host; the largest number applies."""
+        """By host, the extra seconds that faults add to its messages; the largest applies."""
         self.resets = 0
         self.late_adds = 0
         """The number of adds that arrived on an old connection after a newer connection began."""
         self.framed_adds = self.late_framed_adds = 0
-        """The pieces of adds that arrived by frames, and those on an old connection."""
+        """The number of pieces of adds that came by frames, and how many used an old connection."""
         self.unexpected: list[BaseException] = []
         """Errors of call handlers in live processes."""
 

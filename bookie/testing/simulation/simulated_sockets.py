@@ -1,12 +1,13 @@
 """Simulated TCP for carriers of bytes: sockets and transports on a `SimulatedNetwork`.
 
-The real carrier by frames uses them through the event loop's own methods: `create_connection`,
-`sock_accept` and `connect_accepted_socket`. The bytes of one connection arrive in the order of
-sending, in pieces that the seed draws. The faults of the network break connections as they break
-those of simulated gRPC.
+The real carrier by frames (`bookie.wire.frames`) uses these sockets and transports through the
+event loop's own methods: `create_connection`, `sock_accept` and `connect_accepted_socket`. The
+bytes of one connection arrive in the order of sending, in pieces that the seed draws. The faults of
+the network break these connections like the connections of simulated gRPC.
 
-At most `WINDOW_BYTES` are under way to a peer that has not read them. The transport keeps what its
-protocol writes beyond this limit, and asks the protocol to pause. An acknowledgement takes no time.
+In each direction, at most `WINDOW_BYTES` bytes are sent that the peer has not read. The transport
+keeps what its protocol writes beyond this limit, and asks the protocol to pause. An acknowledgement
+takes no time.
 """
 
 from __future__ import annotations
@@ -31,30 +32,32 @@ from bookie.testing.simulation.simulated_network import (
 )
 
 WINDOW_BYTES = 64 * 1024
-"""The most bytes that are under way to a peer which has not read them."""
+"""The largest number of bytes that are sent, but that the peer has not read yet."""
 
 PIECES_SHARE = 0.2
 """The share of writes whose bytes travel in two pieces."""
 
 LOOK_SECONDS = 1.0
-"""The time until a bookie notices a break while it reads nothing; see `FramesPort`."""
+"""The time until a bookie notices that a connection broke from which it reads nothing; see
+`FramesPort`."""
 
 CLIENT_PORT_FIRST = 40_000
 
 Step = tuple[str, bytes]
-"""What travels: ``data``, ``end`` for the end of one direction, or ``reset``."""
+"""A message between two transports: ``data`` with its bytes, ``end`` if the sender sends no more,
+or ``reset``."""
 
 
 class SimulatedSocket:
     """A listening or an accepted socket of a process, with the methods that a server calls."""
 
     family = socket.AF_UNIX
-    """Without the options that only TCP has."""
+    """The family of Unix sockets, so that no code sets options that only TCP has."""
 
     def __init__(self, sockets: SimulatedSockets, process: SimulatedProcess, port: int) -> None:
         self.process = process
         self.accepted: deque[SimulatedTransport] = deque()
-        """New connections, which the server has not accepted yet."""
+        """New connections that the server has not accepted yet."""
         self.transport: SimulatedTransport | None = None
         """The transport of an accepted socket."""
         self._sockets = sockets
@@ -127,21 +130,21 @@ class SimulatedTransport(asyncio.Transport):
         self._out: Pipe | None = None
         self._received = bytearray()
         self._backlog = bytearray()
-        """Bytes that were written, and that the window keeps back."""
+        """Bytes that the protocol wrote, but that are not sent yet because the window is full."""
         self._under_way_bytes = 0
-        """Bytes that were sent, and that the peer has not read."""
+        """The number of bytes that were sent, and that the peer has not read yet."""
         self._high = self._low = 0
         self._is_reading = True
         self._is_paused = False
-        """True while the protocol is asked to write nothing."""
+        """True after a call of the protocol's `pause_writing`, until `resume_writing`."""
         self._is_due = False
-        """True if `_feed` is going to be called."""
+        """True if a call of `_feed` is already scheduled."""
         self._has_ended = self._is_end_told = False
-        """True if the peer has sent its end, and if the protocol knows it."""
+        """True if the peer has sent ``end``, and True if the protocol was told so."""
         self._is_eof_written = self._is_end_sent = False
         self._is_closing = False
         self._failure: ConnectionResetError | None = None
-        """The break that nobody has noticed, because nothing was read or written since."""
+        """The error of a broken connection, which the process notices at its next read or write."""
         self.is_open = True
 
     # --- for the simulation --------------------------------------------------------------
@@ -154,11 +157,11 @@ class SimulatedTransport(asyncio.Transport):
 
     @property
     def is_started(self) -> bool:
-        """True if the end has a protocol."""
+        """True if this end of the connection has its asyncio protocol."""
         return self._protocol is not None
 
     def start(self, protocol: asyncio.BaseProtocol) -> None:
-        """Give the end its protocol; call this in a task of its process."""
+        """Give this end its asyncio protocol; call this method in a task of the end's process."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self.is_open:
@@ -168,7 +171,7 @@ class SimulatedTransport(asyncio.Transport):
 
     @property
     def method(self) -> str:
-        """The conversation, which the client's hello names."""
+        """The name of the conversation, from the client's hello message."""
         hello = getattr(self._protocol, "_hello", None)
         return "" if hello is None else f"/frames/{hello.conversation}"
 
@@ -177,7 +180,7 @@ class SimulatedTransport(asyncio.Transport):
         return self.method.endswith("/AddStream") and self._out is not None and self._out.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Delay the bytes of this end that are under way by `seconds`."""
+        """Delay by `seconds` the bytes that this end has sent, but that have not arrived."""
         if self._out is not None:
             self._out.delay(seconds)
 
@@ -186,7 +189,7 @@ class SimulatedTransport(asyncio.Transport):
         self._fail(_reset(reason))
 
     def take(self, step: Step) -> None:
-        """Take what arrives from the peer."""
+        """Receive one message from the peer."""
         connection = self._connection
         kind, data = step
         if not (connection.is_client_open if self._is_client else connection.is_server_open):
@@ -225,7 +228,7 @@ class SimulatedTransport(asyncio.Transport):
             self._in_lane(self._feed)
 
     def _feed(self) -> None:
-        """Hand what has arrived to the protocol, at most one buffer in a turn of the event loop."""
+        """Pass received bytes to the protocol, at most one buffer in a turn of the event loop."""
         self._is_due = False
         if not self._is_reading or self.is_closing():
             return
@@ -249,7 +252,7 @@ class SimulatedTransport(asyncio.Transport):
                 self.close()
 
     def was_read(self, count: int) -> None:
-        """Send more from the backlog, because the peer has read so many bytes."""
+        """Send more from the backlog, because the peer has read `count` bytes."""
         self._under_way_bytes -= count
         if self._backlog and self.is_open:
             self._in_lane(self._send_more)
@@ -269,7 +272,7 @@ class SimulatedTransport(asyncio.Transport):
         self._send_end()
 
     def _send(self, data: bytes) -> None:
-        """Send bytes in one piece, or sometimes in two."""
+        """Send the bytes in one piece or, at random, in two pieces."""
         assert self._out is not None
         self._under_way_bytes += len(data)
         choose, cut = self._network.choose, len(data)
@@ -280,7 +283,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._out.send(("data", piece))
 
     def _send_end(self) -> None:
-        """Send the end of this direction when everything before it is sent."""
+        """Send ``end`` if this end sends no more, and if all bytes before it are sent."""
         if self._backlog or not (self._is_eof_written or self._is_closing):
             return
         if self._out is not None and not self._is_end_sent:
@@ -290,12 +293,12 @@ class SimulatedTransport(asyncio.Transport):
             self._in_lane(self._lose, None)
 
     def _fail(self, failure: ConnectionResetError) -> None:
-        """Note a break, which the process notices by its next read or write."""
+        """Note that the connection broke; the process notices this at its next read or write."""
         if self._failure is None:
             self._failure = failure
         self._feed_soon()
         if not self._is_client:
-            # A bookie looks for the breaks of connections from which it reads nothing.
+            # A bookie also looks for broken connections among those from which it reads nothing.
             later = self._loop.time() + LOOK_SECONDS
             self._loop.call_at(later, self._lose, failure, context=self._context)
 
@@ -303,7 +306,7 @@ class SimulatedTransport(asyncio.Transport):
         if not self.is_open:
             return
         if self._received and self._out is not None:
-            self._out.send(("reset", b""))  # the kernel has bytes that nobody will read
+            self._out.send(("reset", b""))  # as TCP does if unread bytes are left
         self.is_open = False
         self._backlog.clear()
         connection = self._connection
@@ -364,13 +367,13 @@ class SimulatedTransport(asyncio.Transport):
             self._send_end()
 
     def close(self) -> None:
-        """Close when everything is sent; the peer notices that this end sends no more."""
+        """Close after all bytes are sent; the peer then notices that this end sends no more."""
         if not self.is_closing():
             self._is_closing = True
             self._send_end()
 
     def abort(self) -> None:
-        """Close at once; what was sent still arrives before the peer notices."""
+        """Close at once; bytes that were already sent still arrive before the peer notices."""
         if self.is_open:
             self._backlog.clear()
             self._is_closing = True
@@ -384,7 +387,7 @@ def _reset(reason: str = "") -> ConnectionResetError:
 
 
 class _OptionlessSocket:
-    """What a transport returns as its socket."""
+    """The socket that a transport returns; it has no options that only TCP has."""
 
     family = socket.AF_UNIX
 
@@ -412,7 +415,7 @@ class SimulatedSockets:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """Connect the present process: a message to the server, and its answer.
+        """Connect the present process by a message to the server and the server's answer.
 
         Raises:
             ConnectionRefusedError: nobody listens at the address.
@@ -436,7 +439,7 @@ class SimulatedSockets:
     async def start(
         self, factory: Callable[[], asyncio.BaseProtocol], accepted: SimulatedSocket
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """Give an accepted connection its protocol."""
+        """Give an accepted connection its asyncio protocol."""
         protocol = factory()
         assert accepted.transport is not None
         accepted.transport.start(protocol)
@@ -494,6 +497,6 @@ def _refuse(attempt: asyncio.Future[SimulatedTransport]) -> None:
 
 
 def open_sockets(loop: SimulatedLoop, network: SimulatedNetwork) -> SimulatedSockets:
-    """Let the event loop connect and accept on the simulated network."""
+    """Make the event loop use the simulated network for its connections."""
     loop.sockets = sockets = SimulatedSockets(network)
     return sockets

@@ -104,8 +104,8 @@ class SimulatedStore:
 
         The fault ``kv_write`` makes the write of the pages fail; with ENOSPC, the device is full.
         The fault ``kv_sync`` makes the sync of the pages fail. The fault ``kv_meta`` makes the
-        write of the meta page fail; then the state on the device is unknown, and reads fail, too.
-        After any fault except a full device, all later write transactions fail.
+        write of the meta page fail; after it, nobody knows the state on the device, so reads fail,
+        too. After any fault except a full device, all later write transactions fail.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"

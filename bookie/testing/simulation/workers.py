@@ -4,7 +4,8 @@ Each thread is a lane of the loop. In each disk call (`pause`), callbacks of oth
 before the call continues, as with real threads; the seed decides. For example, the engine accepts
 adds between the write and the sync of a block, or the journal continues during an index
 transaction. Disk calls are nested: a call continues only after all calls that began during the call
-have ended. Results of a thread reach the event loop in order, some at once and others later.
+have ended. The results of one thread reach the event loop in order: some results at once, others
+later.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class SimulatedWorkers:
         self._pools: dict[str, _Pool] = {}
 
     def pause(self) -> None:
-        """Perhaps let callbacks of other lanes run, as if this thread were in a system call."""
+        """At random, let callbacks of other lanes run, as if this thread were in a system call."""
         if self._interleaving and self._random.random() < self._interleaving:
             for _ in range(self._random.randint(1, 4)):
                 if not self.loop.step_other():
@@ -134,7 +135,7 @@ class SimulatedWorkers:
             self.loop.call_in_lane(lane, work)
 
     def hands_back_at_once(self) -> bool:
-        """True if the event loop gets a thread's result at once, not later."""
+        """True if the event loop gets a thread's next result at once; False to delay the result."""
         return not self._interleaving or self._random.random() < 0.5
 
     def batch_worker(

@@ -135,7 +135,7 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """Return a record's offset and the number that its writer gave it; -1 for a wrong value."""
+    """Return a record's offset and its writer's number; -1 if no writer wrote the value."""
     return record.offset, sequence_of(record.partition, record.value)
 
 

@@ -23,7 +23,7 @@ Seen = tuple[int, int]
 """A record's offset and its producer's number; -1 if no writer wrote the record's bytes."""
 
 EXAMPLES_MAX = 5
-"""The largest number of examples in a finding."""
+"""The largest number of examples in the sentence about one broken rule."""
 
 
 @dataclass(slots=True)

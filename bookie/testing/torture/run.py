@@ -60,7 +60,7 @@ class Lane:
     def __init__(self, uri: str, partition: int, said: Path, tasks: asyncio.TaskGroup) -> None:
         self.history = PartitionHistory()
         self.next_sequence = 0
-        """All records with lower numbers are acknowledged."""
+        """The next record number; all records with lower numbers are acknowledged."""
         self._uri = uri
         self._partition = partition
         self._said = said
@@ -70,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a new current writer; only the end of the current writer starts another writer."""
+        """Start a process and make it the current writer; only its end starts another writer."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -278,7 +278,7 @@ class Torture:
         await self._start(cluster, bookie)
 
     async def _until_whole(self, bk: BookKeeper, when: str) -> None:
-        """Wait until every bookie is registered, then for new acknowledgements of each writer."""
+        """Wait until every bookie is registered, and then each writer got new acknowledgements."""
         try:
             async with asyncio.timeout(WHOLE_SECONDS_MAX):
                 while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (no event reports this)
