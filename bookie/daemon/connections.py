@@ -78,7 +78,8 @@ class AcceptedConnection:
     is_local: bool
     """True if the peer is a process of this machine."""
     look: int
-    """The number of the listing that first found the connection; the numbers of listings grow."""
+    """The number of the listing that first found the connection; each listing has a higher number
+    than the one before."""
     peer: str
     """The name that gRPC gives to the peer, with the peer's port."""
 

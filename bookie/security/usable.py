@@ -9,7 +9,7 @@ from bookie.security.certificates import parsing
 RSA_BITS_MIN: Final = 2048
 CURVES: Final = {"secp256r1": "P-256", "secp384r1": "P-384"}
 """The curves that gRPC accepts for the key of a server's or client's certificate. Source: the
-signature algorithms of gRPC 1.85 in TLS."""
+list of signature algorithms that gRPC 1.85 accepts in TLS."""
 
 CA_CURVES: Final = {**CURVES, "secp521r1": "P-521"}
 """The curves that gRPC accepts for the keys of CAs, which only sign certificates."""

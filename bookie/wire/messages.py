@@ -206,7 +206,7 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
             position += 1
             if value >= 0x80:
                 high = data[position]
-                if high < 0x80:  # two bytes, as in most longer numbers
+                if high < 0x80:  # a varint of two bytes, the commonest of the longer ones
                     value += (high - 1) << 7
                     position += 1
                 else:

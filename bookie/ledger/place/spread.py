@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 UNKNOWN = ""
-"""The domain of a bookie without the label, which adds nothing to the span of a write set."""
+"""The domain of a bookie without a label; such a domain does not count in a write set's span."""
 
 STEPS_MAX = 5_000
 """The largest number of steps of a search, at most 0.1 s; up to 7 bookies needed half of it."""

@@ -20,8 +20,8 @@ def refusal_to_close(
 ) -> BookieError | None:
     """Return None if `found` is closed at the writer's last entry and length, else an error.
 
-    It does not matter if another client closed the ledger there, or this writer did and the store's
-    answer was lost.
+    It does not matter who closed the ledger at this entry: another client, or this writer by an
+    earlier request whose answer from the store was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """

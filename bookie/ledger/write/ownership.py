@@ -113,7 +113,7 @@ class _Operation(enum.Enum):
 
 
 class LedgerOwnership:
-    """The last metadata that a writer knows, and the writer's operation on the metadata."""
+    """The metadata as a writer last knew it, and the change of it that the writer is making."""
 
     def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
         self.metadata = metadata

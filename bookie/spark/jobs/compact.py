@@ -33,7 +33,7 @@ class CompactionSummary:
     ledgers_before: int
     ledgers_after: int
     joined: int
-    """The number of groups of consecutive ranges, each of which was joined to one range."""
+    """The number of new ranges; each was made by joining several consecutive ranges."""
     copied_bytes: int
     """The payload bytes of the ranges that were joined."""
     overtaken: int

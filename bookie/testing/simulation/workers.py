@@ -1,11 +1,11 @@
 """Simulated threads, which run blocking work in the event loop at moments that the seed chooses.
 
-Each thread is a lane of the loop. In each disk call (`pause`), callbacks of other lanes may run
-before the call continues, as with real threads; the seed decides. For example, the engine accepts
-adds between the write and the sync of a block, or the journal continues during an index
-transaction. Disk calls are nested: a call continues only after all calls that began during the call
-have ended. The results of one thread reach the event loop in order: some results at once, others
-later.
+Each simulated thread is a lane: a line of callbacks that the event loop runs in order. In each disk
+call (`pause`), callbacks of other lanes may run before the call continues, as with real threads;
+the seed decides. For example, the engine accepts adds between the write and the sync of a block, or
+the journal continues during an index transaction. Disk calls are nested: a call continues only
+after all calls that began during the call have ended. The results of one thread reach the event
+loop in order: some results at once, others later.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class ServedConnection(FramedConnection):
         if self._calls is not None and body is not None:
             self._calls.pump()
         elif self._calls is not None:
-            self.abort()  # the client is gone, for it would have said that it has ended
+            self.abort()  # without an end message, so the client is gone
         elif self._task is None:
             self.abort()
 
@@ -241,8 +241,9 @@ class ServedConnection(FramedConnection):
         """Send an answer on a connection for calls; raises like `FramedConnection.write`.
 
         The client may cancel a call, which then gives back what it was charged for its answer. So
-        an answer waits here, not in the transport, until the client takes others. A small answer,
-        such as that of a fence, overtakes the answers that wait; it waits behind one large answer.
+        an answer waits here, not in the transport, until the client has taken earlier ones. A small
+        answer, such as that of a fence, overtakes the answers that wait; it waits behind one large
+        answer.
         """
         if not (self._is_writable or self._has_room_for(data)):
             await self.until_writable()

@@ -209,8 +209,7 @@ class Boot:
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # Store the verdict "suspect" before a new journal file is created: a later start may
-            # not see the damage.
+            # Store this before a new journal file is created: a later start may miss the damage.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]

@@ -96,7 +96,7 @@ def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
 
 
 def check_deletions(txn: ReadTransaction) -> None:
-    """Check the names of all deleted ledgers with pages; raises like `deleted_ledger`."""
+    """Check the keys of all deleted ledgers that have pages; raises as `deleted_ledger` does."""
     for name, value in deletions(txn, 2**31):
         deleted_ledger(txn, name, value)
 
