@@ -297,7 +297,7 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """Operations on nodes; for each put, `results` has the index of the operation with its result."""
+    """Operations on nodes; for each put, `results` has the position of its operation."""
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
