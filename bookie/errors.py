@@ -292,7 +292,7 @@ class ShuttingDownError(UnavailableError):
 
 
 class UnknownLedgerStateError(UnavailableError):
-    """The bookie may have lost data of this ledger, so it does not report entries as missing."""
+    """The bookie may have lost data of this ledger, so it gives no negative answer about it."""
 
     status = Status.UNKNOWN_LEDGER_STATE
 

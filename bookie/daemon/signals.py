@@ -32,7 +32,7 @@ def ignore(*numbers: signal.Signals) -> None:
 
 @contextmanager
 def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[None]:
-    """Call `note` with the name of each signal that arrives; after the block ignore the signals."""
+    """Call `note` with the name of each of `numbers` that arrives; after the block ignore them."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, note, number.name)

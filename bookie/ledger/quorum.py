@@ -103,7 +103,7 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """The number of members whose denials prove that an entry is not acknowledged."""
+        """The number of denials in a write set that prove that an entry is not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property

@@ -11,9 +11,9 @@ The record ``REMOVAL`` exists from the first step of a removal to the last step:
    lost: after a failure, the removal restores the identity. If the restore fails, the next call
    that finds registered bookies tries to restore the identity again.
 2. When no bookie is registered, the removal stores in its record that the deletion has begun.
-3. Every deletion requires that this record exists. So a delayed call cannot delete keys of a
-   cluster that was created later. The counters of ledger ids are deleted last: while a ledger
-   exists, its id cannot be assigned again.
+3. Every deletion requires that this record is unchanged since step 2. So a delayed call cannot
+   delete keys of a cluster that was created later. The counters of ledger ids are deleted last:
+   while a ledger exists, its id cannot be assigned again.
 4. The removal deletes its record.
 
 If a removal stops after step 2, the next call continues this removal.
@@ -72,7 +72,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
     await _refuse_strangers(store, foreign=foreign)
     removal = await _begin(store) if await cluster_exists(store) else None
     if foreign:
-        await store.delete_foreign()  # `_begin` has checked that no bookie is registered
+        await store.delete_foreign()  # only now is it known that no bookie is registered
     if removal is None:
         return False
     try:

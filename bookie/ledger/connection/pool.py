@@ -1,9 +1,10 @@
 """A client's connections: for each bookie a channel, streams of adds, and a stream of LACs.
 
 A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
-one incarnation of its bookie. A writer reads the incarnations of its bookies when their ensemble is
-chosen. If the bookie returns with another incarnation, the lane and all entries acknowledged on the
-lane count as lost.
+one incarnation of its bookie. A writer reads the incarnations of its first bookies before it
+creates or claims the ledger. The writer reads a newcomer's incarnation after the metadata names the
+newcomer. If the bookie returns with another incarnation, the lane and all entries acknowledged on
+the lane count as lost.
 
 All ledgers share the lanes. While a lane has users, it reconnects automatically and reports to its
 users when it is up or down. A lane matches answers with requests by request ids. All lanes share
@@ -197,7 +198,7 @@ class AddConnection(_Reconnecting[AddStream]):
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Add a user; call its `on_up` if the lane is up, or its `on_lost` if the lane is lost."""
+        """Add a user; call its `on_up` or `on_lost` now if the lane is up or lost, else later."""
         if self._is_lost:
             user.on_lost()
             return
@@ -264,8 +265,8 @@ class AddConnection(_Reconnecting[AddStream]):
     def move(self, channel: BookieChannel) -> None:
         """Move the lane to `channel` when the bookie accepts a stream on this channel.
 
-        Until then, the lane uses its former stream. So the lane is never down, which would cause
-        writers to replace the bookie. If the process of the bookie is the same, its
+        Until then, the lane uses its former stream. So the lane is down for no time in which
+        writers would replace the bookie. If the process of the bookie is the same, its
         acknowledgements without a sync still count.
         """
         if not self._is_needed or self._stream is None or not self._stream.is_open:

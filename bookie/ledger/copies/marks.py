@@ -205,7 +205,7 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List the marks for which ``wanted(mark.replicas)`` is true, in the order of ledger ids.
+        """List the marks for which ``wanted(mark.replicas)`` is true, ascending by ledger id.
 
         Only ledgers with ids above `after` are listed. Unreadable marks are omitted. The listing
         contains all other wanted marks, or raises an error.
@@ -558,7 +558,7 @@ class UnderreplicationManager:
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """Return the delay, in seconds, before a lost bookie's ledgers are marked; or None."""
+        """Return the seconds before a lost bookie's ledgers are marked; None if not set."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:

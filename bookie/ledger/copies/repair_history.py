@@ -33,8 +33,8 @@ REPAIRS_KEPT = 100
 DETAIL_CHARACTERS_MAX = 200
 
 WRITE_SECONDS_MIN, WRITE_SECONDS_MAX = 3.0, 60.0
-"""The shortest and the longest time between two writes, in seconds; the time doubles while the
-writes fail."""
+"""The first and the longest pause between two writes, in seconds, before jitter; the pause doubles
+while the writes fail."""
 WORKER_CHARACTERS_MAX = 128
 LAST_WRITE_SECONDS = 2.0
 """The longest time, in seconds, that a worker waits for its last write when the worker ends."""

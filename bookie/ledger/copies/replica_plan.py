@@ -209,7 +209,7 @@ def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
 def runs_by_residue(
     stripe: Stripe, wanted: Sequence[EntryRange]
 ) -> Iterator[tuple[Stripe, int, int]]:
-    """Yield the `wanted` ids of a stripe as runs; the ids of a run have the same residue.
+    """Yield the `wanted` ids of a stripe as runs: a stripe of one residue, first id and last id.
 
     All ids with the same residue have the same write set. So a bookie stores all entries of a run
     or none, and one read can return a whole run.

@@ -91,7 +91,7 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class CloseDone:
-    """The close succeeded: the ledger is CLOSED at the writer's last entry and length."""
+    """The close succeeded: the ledger is CLOSED at the writer's LAC and its length at the LAC."""
 
 
 @dataclass(frozen=True, slots=True)

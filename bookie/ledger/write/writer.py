@@ -543,7 +543,7 @@ class LedgerWriter:
     # -- fences ------------------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """Skip a bookie that reports a fence; the metadata will show if the ledger was taken."""
+        """Skip a bookie that reports a fence, and record that the metadata must be checked."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie

@@ -129,7 +129,7 @@ class LogOwner:
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The state of a partition that changes: its owner, newest ranges and numbers of chunks."""
+    """All state of a partition that changes, such as owner, newest ranges and start offset."""
 
     log_id: str
     """The id of the log."""

@@ -73,8 +73,8 @@ async def take_over(
     bookies have answered.
 
     Raises:
-        LogTakenOverError: in each attempt within `patience_seconds`, another process became the
-            owner.
+        LogTakenOverError: in each attempt within `patience_seconds`, another process changed the
+            head of the partition first.
         UnauthorizedError: the password is wrong; the present owner continues.
         NoSuchLogError: the log was deleted.
         NoSuchLedgerError: one of the partition's last ledgers does not exist.

@@ -26,7 +26,7 @@ STATES_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
-    """One ledger in a listing of the index: its id and its index row."""
+    """One ledger in a listing: its id and its row, which may be newer than its row in the index."""
 
     ledger_id: int
     row: LedgerIndexRow

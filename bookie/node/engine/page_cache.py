@@ -75,7 +75,7 @@ class PageCache:
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Record that file `number` up to `durable_upto`, and all earlier files, are durable."""
+        """Record that journals before `number`, and `number` up to `durable_upto`, are durable."""
         if not self._window_bytes:
             return
         growing = self._growing

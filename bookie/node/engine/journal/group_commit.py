@@ -52,7 +52,8 @@ _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
 block, its idle marker and the spare room."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
-"""The largest number of buffers in a block: below IOV_MAX (1024), so one system call writes it."""
+"""The largest number of buffers of requests in a block. With header, link, padding and zeros, a
+block has fewer buffers than IOV_MAX (1024), so one system call writes it."""
 
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
 """The sizes of a new journal file to try, in this order, on a full device; fences need little
