@@ -90,8 +90,8 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path`; wait in the queue up to `timeout_seconds` (None: no limit).
 
-        The wait continues during an outage of the store. If the session is lost, the wait continues
-        with a new claim at the end of the queue.
+        The wait continues during an outage of the store. If the claim ended with a lost session,
+        the wait continues with a new claim at the end of the queue.
 
         Raises:
             OperationTimeoutError: the lock was not acquired within `timeout_seconds`.

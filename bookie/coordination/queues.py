@@ -98,8 +98,8 @@ class Taken:
                 await self._store.transaction(
                     [
                         Delete(self._claim, self._version),
-                        # Numbers may begin again when the queue was empty, so a newer item may have
-                        # this name: compare the version.
+                        # If the queue was deleted meanwhile, numbers begin anew, so a newer item
+                        # may have this name: compare the version.
                         Delete(self._item.key, self._item.version),
                     ]
                 )

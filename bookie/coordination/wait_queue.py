@@ -317,8 +317,8 @@ def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
 
 def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
     number = _number(stat.key.rpartition("/")[2])
-    # Without revisions, the token is the number at the end of the name, which also grows from claim
-    # to claim.
+    # Without revisions, the token is the number at the end of the name, which orders the claims
+    # that are in the queue at the same time.
     return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 

@@ -153,10 +153,10 @@ async def follow(
 ) -> None:
     """Call `take` with the result of `read`, now and after each change below `prefix`.
 
-    After several changes in quick succession, `take` may be called only once. If the store does not
-    answer or refuses this process, or if `read` raises a `MetadataError` or `RequestError`,
-    `follow` tries again after a pause. If `read` raises `FormatError`, the error is logged, and
-    `take` is not called. `follow` returns when the store is closed.
+    One call of `take` may cover several changes. If the store does not answer or refuses this
+    process, or if `read` raises a `MetadataError` or `RequestError`, `follow` tries again after a
+    pause. If `read` raises `FormatError`, the error is logged, and `take` is not called. `follow`
+    returns when the store is closed.
     """
     pauses = backoff()
     while True:

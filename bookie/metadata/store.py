@@ -178,7 +178,7 @@ class MetadataStore(ABC):
         raise KeyHasChildrenError(f"others keep creating keys below {key}")
 
     async def _is_there(self, key: str) -> bool:
-        """True if `key`, or a key below it, still exists after a round of a recursive deletion."""
+        """True if a recursive deletion of `key` must still delete `key` or a key below it."""
         return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:

@@ -123,8 +123,8 @@ class Auditor:
         after a change, an audit, and a count of the marks."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
         self._never_since = math.inf
-        """The time since when this auditor finds no record of a finished audit; infinite if a
-        record exists."""
+        """The time since when this auditor finds no readable record of a finished audit; infinite
+        if there is one."""
 
     async def run(self) -> NoReturn:
         """Take part in the election until cancelled; audit whenever this process is the leader.

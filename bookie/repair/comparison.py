@@ -43,8 +43,8 @@ EXAMPLES_MAX = 5
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""The number of doubtful copies, on all bookies together, that are collected before their entries
-are listed."""
+"""The number of copies, on all bookies together, that are collected before their entries are
+listed."""
 
 RATE_PATIENCE_SECONDS = 60.0
 """The longest wait, in seconds, for a bookie at which the rate limit is used up. After this wait,

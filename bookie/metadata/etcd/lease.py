@@ -8,10 +8,10 @@ which deletes the lease's records at once, and then gets a new lease.
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
 at the same time. When the lease ends, its receipts are deleted. So a Txn of the session that
-arrives later finds no receipt, and fails. After a lost reply, the store sends a second Txn, which
-replaces the receipt unless the write has already replaced it. If the second Txn replaces the
-receipt, the write finds another receipt than it expects, and can never happen. If the write came
-first, the receipt shows the write's revision.
+arrives later fails: its receipt is gone, or cannot be created for a lease that has ended. After a
+lost reply, the store sends a second Txn, which replaces the receipt unless the write has already
+replaced it. If the second Txn replaces the receipt, the write finds another receipt than it
+expects, and can never happen. If the write came first, the receipt shows the write's revision.
 """
 
 from __future__ import annotations

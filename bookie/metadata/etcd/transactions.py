@@ -256,9 +256,9 @@ class Transaction:
     def reads(self) -> pb.TxnRequest:
         """Build a Txn of reads for `learn`, after etcd refused a large Txn with `CompactedError`.
 
-        A large Txn that fails does no reads. So the Txn of reads comes later, and `learn` evaluates
-        the operations against a later state. If all operations would succeed in the later state,
-        the large Txn is built again.
+        A large Txn that etcd has refused did no reads. So the Txn of reads comes later, and `learn`
+        evaluates the operations against a later state. If all operations would succeed in the later
+        state, the large Txn is built again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 

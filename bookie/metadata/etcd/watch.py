@@ -98,7 +98,7 @@ class EtcdWatch:
         self._next = 0
         """The first revision that was not delivered yet."""
         self._seen = Position(0, 0, 0)
-        """The highest position of the cluster so far in an answer of a stream or of `present`."""
+        """The cluster's newest position that a stream, or the read before a stream, has shown."""
         self._refused_token = -1
         """If etcd refused the token of the last stream, the number of this token; otherwise -1."""
         self._parts: list[Any] = []

@@ -51,14 +51,14 @@ class Parents:
         self._scope = scope
         self._nodes = nodes
         self._kept: dict[str, None] = {}
-        """The parents that are known to be marked `KEPT`, and so stay even without children."""
+        """The parents that stay even without children, as far as this connection knows."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
         """Pairs (parent, True if it must stay) of a running `make` → an event, set at its end."""
         self._removing = asyncio.Lock()
         """Permits one removal at a time, because two at the same time would conflict."""
 
     def clear(self) -> None:
-        """Forget which parents stay, because events were missed before the new connection."""
+        """Forget which parents stay: events may have been missed before the new connection."""
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:

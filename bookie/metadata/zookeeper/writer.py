@@ -117,7 +117,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """Read and return the current nodes; if an operation would fail, raise its error."""
+        """Read and return the current nodes; raise the error of the first operation that fails."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:

@@ -50,8 +50,8 @@ FAILURES_MAX: Final = 3
 unreachable."""
 
 CONNECTING: Final = "failed to connect: "
-"""The first words of each error text for a failure before the bookie's hello; gRPC's error texts
-contain these words, too."""
+"""The first words of the error text for a failure to connect; gRPC's error texts contain these
+words, too."""
 
 
 class PreparedPairs:

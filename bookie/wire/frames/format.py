@@ -64,8 +64,8 @@ UNITS_MAX: Final = 128
 
 _PARTIAL_BYTES_MIN: Final = 512
 _GROWTH: Final = 2
-"""The buffer of an incomplete unit is at most this many times as large as the bytes in it. So the
-buffers take at most twice the memory that `bookie.daemon.unfinished` counts."""
+"""A buffer for bytes that wait is at most this many times as large as these bytes. So the buffers
+take at most twice the memory that `bookie.daemon.unfinished` counts."""
 
 _HELLO: Final = struct.Struct(">4sHH")
 _SIZE: Final = struct.Struct(">I")
@@ -348,7 +348,7 @@ class UnitBuffer:
         return whole
 
     def _keep(self, view: memoryview, start: int, end: int, needed: int) -> None:
-        """Keep the bytes of an incomplete unit; `needed` is the unit's size, as far as known."""
+        """Keep the bytes after the returned units; `needed` is the first unit's size, if known."""
         left = end - start
         if not left:
             self._view, self._start, self._end = self._scratch, 0, 0

@@ -2,8 +2,7 @@
 
 The carriers pass messages to the handlers as bytes, without serializers. A table has one row for
 each unary call. The row says how to parse the request, call the node, encode the reply, and encode
-a refusal. A reply reports an error by its status; only `ErrorMapper` decides which status an error
-has.
+a refusal. A reply reports an error by its status; only `ErrorMapper` maps an error to a status.
 """
 
 from __future__ import annotations
