@@ -40,7 +40,7 @@ WORKDIR /var/lib/bookie
 # the directories below declared as well, each would be a nameless volume of its own, lost with the
 # container, even with a volume mounted here.
 VOLUME ["/var/lib/bookie"]
-EXPOSE 3181 8000
+EXPOSE 3181 3182 8000
 # Starting may replay a journal; a bookie that still replays counts as healthy once it answers.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
   CMD ["python", "-c", "import os, ssl, urllib.request as r\nu = '://127.0.0.1:' + os.environ['BOOKIE_HTTP__PORT'] + '/healthz'\ntry:\n  r.urlopen('http' + u, timeout=2)\nexcept OSError:\n  r.urlopen('https' + u, timeout=2, context=ssl._create_unverified_context())"]

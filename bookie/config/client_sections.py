@@ -204,7 +204,8 @@ class ClientSettings(Section):
     transport: Transport = Field(
         default="auto",
         description="The carrier of calls to bookies. auto: gRPC at once, and frames as soon as a"
-        " bookie that offers them has answered by frames. grpc or frames: that carrier alone.",
+        " bookie that offers them has answered by frames. grpc or frames: that carrier alone."
+        " Beyond loopback, frames need listen.frames_port at the bookie.",
     )
 
     @model_validator(mode="after")

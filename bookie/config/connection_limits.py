@@ -14,17 +14,18 @@ class ConnectionLimits(Section):
     """Limits on a bookie's client connections, and on the bytes of their incomplete messages."""
 
     connections_max: int = Field(
-        default=16384,
+        default=8192,
         ge=16,
         le=1_000_000,
         description="Connections of clients at a time; a client takes about five, or two by"
         " gRPC alone. Fewer are allowed if the limit of open files is low.",
     )
     connections_per_address_max: int = Field(
-        default=4096,
+        default=2048,
         ge=4,
         description="Connections from one address; beyond it the newest are ended. All clients"
-        " behind one NAT, proxy or container host share an address: count seven for each.",
+        " behind one NAT, proxy or container host share an address: count seven for each. Unless it"
+        " is set, an address has at most a quarter of all connections.",
         json_schema_extra=DYNAMIC,
     )
     connections_reserved: int = Field(

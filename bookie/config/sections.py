@@ -107,15 +107,16 @@ class ListenSettings(Section):
         default=0,
         ge=0,
         le=65535,
-        description="The port for frames. 0 means any free port on loopback, which clients find in"
-        " the registration, and no frames beyond it: a port that firewalls do not know.",
+        description="The port for frames. Without it they have any free port on loopback, which"
+        " clients find in the registration. Beyond loopback, and where another host or port is"
+        " advertised, frames need it.",
     )
     advertised_frames_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="The port by which clients by frames connect; 0 means frames_port, which must"
-        " be set too if this port is.",
+        description="The port by which clients by frames connect; 0 means frames_port. It has no"
+        " effect without frames_port, to which it leads.",
     )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
@@ -126,8 +127,6 @@ class ListenSettings(Section):
             raise ValueError("plaintext_port must differ from port")
         if self.frames_port and self.frames_port in (self.port, self.plaintext_port):
             raise ValueError("frames_port must differ from port and plaintext_port")
-        if self.advertised_frames_port and not self.frames_port:
-            raise ValueError("advertised_frames_port needs frames_port, which it leads to")
         return self
 
 

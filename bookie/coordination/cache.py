@@ -105,8 +105,8 @@ class _Write:
     newest: float = -1
     """The greatest revision of the key in the events and answers since the write began.
 
-    If it is greater than this write's own revision, a later write may have changed the key. An unknown
-    revision counts as infinite.
+    If it is greater than this write's own revision, a later write may have changed the key. An
+    unknown revision counts as infinite.
     """
 
 

@@ -97,11 +97,15 @@ class ConnectionBounds:
 def bounds_of(settings: NodeSettings, allowed: int) -> ConnectionBounds:
     """Return the bounds from the settings, with at most `allowed` connections in total.
 
-    If `allowed` is below `connections_max`, `reserved` shrinks in proportion.
+    At most a quarter of the total is reserved. One address has at most a quarter, unless the
+    settings name a number.
     """
     in_all = min(settings.connections_max, allowed)
-    reserved = settings.connections_reserved * in_all // settings.connections_max
-    return ConnectionBounds(in_all, settings.connections_per_address_max, reserved)
+    quarter = max(1, in_all // 4)
+    per_address = settings.connections_per_address_max
+    if "connections_per_address_max" not in settings.model_fields_set:
+        per_address = min(per_address, quarter)
+    return ConnectionBounds(in_all, per_address, min(settings.connections_reserved, quarter))
 
 
 def surplus(

@@ -422,7 +422,7 @@ async def _hold_ports(
             if listen.frames:
                 _log.info(
                     "frames_off",
-                    hint="set listen.frames_port: beyond loopback, frames need a known port",
+                    hint="set listen.frames_port: beyond loopback frames need a known port",
                 )
             yield held, ()
             return
@@ -453,9 +453,10 @@ def offers_frames(settings: Settings) -> bool:
     firewall would not know the port: it would either keep clients out, or let everybody in.
     """
     listen = settings.listen
-    is_mapped = bool(listen.advertised_host or listen.advertised_port)
-    is_near = not is_mapped and is_loopback(listen.host)
-    return listen.frames and (bool(listen.frames_port) or is_near)
+    if not listen.frames or listen.frames_port:
+        return listen.frames
+    is_mapped = listen.advertised_host or listen.advertised_port or listen.advertised_frames_port
+    return not is_mapped and is_loopback(listen.host)
 
 
 def _endpoints(

@@ -15,7 +15,12 @@ import pytest
 
 import bookie
 from bookie.env import boot_time_seconds
-from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.errors import (
+    MetadataClosedError,
+    MetadataError,
+    MetadataUnavailableError,
+    SessionLostError,
+)
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.etcd.client import GRANT, EtcdClient, LostReplyError, Method
 from bookie.metadata.model import NOT_EXISTS, Delete, Operation, Put
@@ -97,6 +102,28 @@ async def test_a_write_waits_for_the_session_that_follows_a_known_loss(
         etcd_link.heal()
         await _take(events, BACK)
         assert (await writing).created_by_self
+
+
+async def test_a_store_that_closes_ends_the_writes_that_wait(
+    etcd_link: Proxy, etcd_scope: str
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        servers = [f"127.0.0.1:{etcd_link.port}"]
+        async with EtcdStore(servers, etcd_scope, session_timeout_seconds=2) as store:
+            async with store.session_events() as events:
+                etcd_link.hold()
+                await _take(events, LOST)
+            writing = tasks.create_task(_refusal_of(store))
+            await asyncio.sleep(0.2)
+        assert isinstance(await writing, MetadataClosedError)
+
+
+async def _refusal_of(store: EtcdStore) -> Exception | None:
+    try:
+        await store.put("/e", b"")
+    except MetadataError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize("direction", list(Direction))

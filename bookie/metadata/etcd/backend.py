@@ -245,11 +245,12 @@ class EtcdStore(MetadataStore):
         if transaction.is_sequential:
             # Two sequential writes at once would compete for the same number.
             async with self._sequential:
-                return await self._transact(transaction, lease)
-        return await self._transact(transaction, lease)
+                return await self._transact(transaction, lease, deadline)
+        return await self._transact(transaction, lease, deadline)
 
-    async def _transact(self, transaction: Transaction, lease: EtcdLease) -> list[Stat | None]:
-        deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
+    async def _transact(
+        self, transaction: Transaction, lease: EtcdLease, deadline: float
+    ) -> list[Stat | None]:
         while True:
             self._require_open()
             self._session.require(lease)  # the caller may have asked because of this session

@@ -588,8 +588,7 @@ class FramesPort:
             address = plain_address(str(accepted.getpeername()[0]))
             handshakes = self._handshakes.setdefault(address, asyncio.Semaphore(HANDSHAKES_MAX))
             async with asyncio.timeout(seconds):
-                await self._handshake_turns.take(1, address)
-                await handshakes.acquire()
+                await self._may_shake_hands(handshakes, address)
         except BaseException:
             accepted.close()  # no transport has it yet
             raise
@@ -603,6 +602,15 @@ class FramesPort:
             )
         finally:
             handshakes.release()
+
+    async def _may_shake_hands(self, handshakes: asyncio.Semaphore, address: str) -> None:
+        """Wait for one of the handshakes of an address, and for a turn of the event loop."""
+        await handshakes.acquire()
+        try:
+            await self._handshake_turns.take(1, address)
+        except BaseException:
+            handshakes.release()
+            raise
 
     async def _stop_accepting(self) -> None:
         for task in self._accepting:

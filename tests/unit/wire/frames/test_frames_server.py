@@ -33,7 +33,12 @@ from bookie.wire.frames.format import (
     pack_size,
     parse_answer,
 )
-from bookie.wire.frames.server import FramesPort, hold_frames_port
+from bookie.wire.frames.server import (
+    HANDSHAKES_MAX,
+    HANDSHAKES_PER_TURN,
+    FramesPort,
+    hold_frames_port,
+)
 from bookie.wire.grpc.server.grpc_server import hold_port
 from bookie.wire.server.arrivals import Arrivals
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode, batch_of, until
@@ -556,3 +561,40 @@ def test_by_tls_the_head_of_a_message_is_no_record_of_its_own(is_tls: bool) -> N
     connection.connection_made(Transport(extra))
     connection._send(b"x" * 70_000)
     assert written == [("write" if is_tls else "writelines", frame(b"x" * 70_000))]
+
+
+async def test_few_handshakes_begin_in_one_turn_of_the_loop() -> None:
+    """Also when many handshakes of one host end at once, and as many wait."""
+    handshakes, begun = asyncio.Semaphore(HANDSHAKES_MAX), 0
+    async with serving() as bookie, asyncio.TaskGroup() as tasks:
+
+        async def begin() -> None:
+            nonlocal begun
+            await bookie.frames._may_shake_hands(handshakes, "10.0.0.1")
+            begun += 1
+
+        for _ in range(2 * HANDSHAKES_MAX):
+            tasks.create_task(begin())
+        for expected in (HANDSHAKES_MAX, 2 * HANDSHAKES_MAX):
+            while begun < expected:
+                before = begun
+                await asyncio.sleep(0)
+                assert begun - before <= HANDSHAKES_PER_TURN
+            for _ in range(HANDSHAKES_MAX):
+                handshakes.release()
+
+
+async def test_a_peer_that_leaves_before_its_turn_takes_no_handshake() -> None:
+    handshakes = asyncio.Semaphore(HANDSHAKES_MAX)
+    async with serving() as bookie, asyncio.TaskGroup() as tasks:
+        waiting = [
+            tasks.create_task(bookie.frames._may_shake_hands(handshakes, "10.0.0.1"))
+            for _ in range(HANDSHAKES_MAX)
+        ]
+        await asyncio.sleep(0)
+        left = [task for task in waiting if not task.done()]
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+        assert left
+        assert handshakes._value == len(left)
