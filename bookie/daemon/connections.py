@@ -1,4 +1,4 @@
-"""Limits the number of connections to a bookie's gRPC ports, for each peer address and in total.
+"""Limits the connections to a bookie's ports for clients, for each peer address and in total.
 
 The danger: one hostile or faulty host opens thousands of connections. The gRPC library limits only
 the total number of connections to a port. If only the total were limited, one host could use up all
@@ -72,7 +72,7 @@ class AcceptedConnection:
 
     descriptor: int
     inode: int
-    """The socket's inode number; a later socket can get the same descriptor, but not this inode."""
+    """The socket's inode number, because the descriptor may later belong to another socket."""
     address: str
     """The peer's IP address; an IPv4 address is never written as IPv6."""
     is_local: bool
@@ -97,15 +97,17 @@ class ConnectionBounds:
 def bounds_of(settings: NodeSettings, allowed: int) -> ConnectionBounds:
     """Return the bounds from the settings, with at most `allowed` connections in total.
 
-    At most a quarter of the total is reserved. One address has at most a quarter, unless the
-    settings name a number.
+    If `allowed` is below `connections_max`, `reserved` shrinks in proportion, but not below a
+    quarter of the total. One address has at most a quarter, unless the settings name a number.
     """
     in_all = min(settings.connections_max, allowed)
     quarter = max(1, in_all // 4)
     per_address = settings.connections_per_address_max
     if "connections_per_address_max" not in settings.model_fields_set:
         per_address = min(per_address, quarter)
-    return ConnectionBounds(in_all, per_address, min(settings.connections_reserved, quarter))
+    reserved = settings.connections_reserved
+    in_proportion = reserved * in_all // settings.connections_max
+    return ConnectionBounds(in_all, per_address, min(reserved, max(in_proportion, quarter)))
 
 
 def surplus(

@@ -422,7 +422,7 @@ async def _hold_ports(
             if listen.frames:
                 _log.info(
                     "frames_off",
-                    hint="set listen.frames_port: beyond loopback frames need a known port",
+                    hint="set listen.frames_port, which firewalls and mappings can name",
                 )
             yield held, ()
             return
@@ -449,8 +449,9 @@ def _ports(settings: Settings) -> int:
 def offers_frames(settings: Settings) -> bool:
     """True if the bookie listens for frames.
 
-    Without a port in the settings, frames take any free port, but only on loopback. Beyond it a
-    firewall would not know the port: it would either keep clients out, or let everybody in.
+    Without a port in the settings, frames take any free port, but only on loopback and only if no
+    other address is advertised. A firewall or a mapping cannot name an unknown port. A firewall
+    would either keep clients out, or let everybody in.
     """
     listen = settings.listen
     if not listen.frames or listen.frames_port:

@@ -217,8 +217,8 @@ class Put:
 
     With `ephemeral`, the record afterwards belongs to the session of the store that carries out the
     put. With `ephemeral` and without `version`, the put creates the record, or replaces a record of
-    this session. With `ephemeral` and a `version` that matches another session's ephemeral record,
-    the put takes over that record.
+    the same session. With `ephemeral` and a `version` that matches another session's ephemeral
+    record, the put takes over that record.
 
     With `sequential`, the put creates a record whose key is `key` followed by a number of at least
     `SEQUENCE_DIGITS_MIN` digits. `version` must then be None or `NOT_EXISTS`. The numbers of one

@@ -22,7 +22,8 @@ DOUBT_SECONDS: Final = 5.0
 """The shortest time between two attempts to choose a carrier because the present one fails."""
 
 NOBODY_SECONDS: Final = 0.5
-"""The same time if the bookie answered by no carrier, such as while it restarts."""
+"""The shortest time until the next attempt if the bookie answered by no carrier, for example
+because it restarts."""
 
 RETIRE_SECONDS: Final = 30.0
 """The time in which calls end on a channel that another one has replaced."""

@@ -253,7 +253,7 @@ class EtcdStore(MetadataStore):
     ) -> list[Stat | None]:
         while True:
             self._require_open()
-            self._session.require(lease)  # the caller may have asked because of this session
+            self._session.require(lease)  # the caller may have acted on its lease
             receipt = await lease.take_receipt()
             try:
                 results = await self._attempt(transaction, receipt, deadline)

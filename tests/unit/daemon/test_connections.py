@@ -128,10 +128,13 @@ def test_what_one_address_loses_frees_the_total() -> None:
 
 
 def test_few_descriptors_allow_few_connections() -> None:
-    """The reserve takes at most a quarter, and so does an address whose bound nobody has set."""
+    """The reserve keeps a quarter at least; an address whose bound nobody has set has no more."""
     settings = NodeSettings(connections_max=1000, connections_reserved=100)
     assert bounds_of(settings, 5000) == ConnectionBounds(1000, 250, 100)
     assert bounds_of(settings, 100) == ConnectionBounds(100, 25, 25)
+    settings = NodeSettings(connections_max=1000, connections_reserved=600)
+    assert bounds_of(settings, 5000) == ConnectionBounds(1000, 250, 600)
+    assert bounds_of(settings, 100) == ConnectionBounds(100, 25, 60)
     settings = NodeSettings(connections_per_address_max=3000)
     assert bounds_of(settings, 4000) == ConnectionBounds(4000, 3000, 64)
     assert bounds_of(settings, 16) == ConnectionBounds(16, 3000, 4)
